@@ -1,0 +1,1 @@
+"""The wire contract: generated protobuf messages and gRPC stubs."""

@@ -1,0 +1,1 @@
+"""The services that a learner calls, and what they share."""
