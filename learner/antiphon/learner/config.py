@@ -1,0 +1,324 @@
+"""What a training run is told: CoMLRL's `MAGRPOConfig`, its names and defaults, and new fields.
+
+A config is checked when it is made and cannot be changed afterwards; `replace` makes a changed
+one. Settings of features that this version does not offer are refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from antiphon.clients.types import FieldError, SamplingParameters, TensorDtype
+
+JointMode = Literal["aligned", "cross"]
+AdvantageMode = Literal["mean", "rloo", "max", "raw"]
+LossNormalization = Literal["sequence", "token", "constant"]
+LogprobSupport = Literal["sampled", "full"]
+ScoreFailure = Literal["stop", "missing"]
+
+
+def _none_word(value: object) -> object:
+    """TOML, environment and command line have no null: the word ``none`` stands for it there."""
+    return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value
+
+
+def _single_device_list(value: object) -> object:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+OrNone = BeforeValidator(_none_word)
+Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_single_device_list)]
+OptionalCount = Annotated[Annotated[int, Field(ge=1)] | None, OrNone]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class MAGRPOConfig(BaseModel):
+    """Settings of a multi-turn MAGRPO run, given by keyword.
+
+    Agents count from 0, turns from 1. ``None`` (in TOML the word ``"none"``) turns a filter, a
+    threshold or a limit off.
+
+    Example:
+        ``MAGRPOConfig(num_turns=2, num_train_epochs=2, num_generations=4, max_new_tokens=64)``
+
+    Raises:
+        pydantic.ValidationError: A `ValueError` that names the field, what came and what is wanted.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    # The loop.
+    num_train_epochs: int = Field(20, ge=1)
+    """Passes over the training dataset."""
+    agent_learning_rate: float = Field(5e-6, ge=0)
+    """Learning rate of every agent's AdamW; 0 samples and scores but leaves the weights as they
+    are."""
+    logging_steps: int = Field(50, ge=1)
+    """Joint actions between two rows of the metrics."""
+    num_agents: int = Field(2, ge=1)
+    """Number of agents, N. Where agents are listed, their number counts; a contradiction is an
+    error."""
+    parallel_training: Literal["none"] = "none"
+    """CoMLRL's switch for updates on several devices; only ``"none"`` is offered. Agents generate
+    and train side by side without it."""
+    agent_devices: Devices = None
+    """Where the learner holds its policies: ``"cpu"``, ``"cuda:0"``, one for all or a list with
+    one per agent; ``"auto"`` or None takes what there is."""
+
+    # Sampling.
+    num_generations: int = Field(4, ge=2)
+    """Completions per prompt, G; the baseline of a group needs two at least."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Most tokens of a completion, its end token included."""
+    temperature: float = Field(0.6, gt=0)
+    """Divides the logits; greedy decoding (0) is refused, equal completions teach nothing."""
+    top_p: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OrNone] = 0.6
+    """Smallest set of tokens with at least this probability; None is off."""
+    top_k: OptionalCount = 50
+    """The k likeliest tokens, before top_p; None is off."""
+
+    # The tree of turns.
+    num_turns: int = Field(2, ge=1)
+    """Turns per task, T."""
+    discount: float = Field(1.0, ge=0)
+    """Weight of a later turn's return in the earlier turn's return."""
+    joint_mode: JointMode = "aligned"
+    """Which completions form joint actions: ``"aligned"`` pairs the g-th ones (G per node),
+    ``"cross"`` takes the product (G^N per node)."""
+    early_termination_threshold: Annotated[float | None, OrNone] = -0.2
+    """A node whose mean reward is strictly above it is not continued; None is off."""
+    external_prompt_passthrough: bool = False
+    """Later turns use the transition's prompts verbatim; the formatters see the first turn only."""
+
+    # Evaluation.
+    eval_interval: int = Field(16, ge=0)
+    """Prompts between two evaluations; without an evaluation dataset none is run."""
+    eval_num_samples: int = Field(4, ge=0)
+    """Tasks per evaluation."""
+    eval_batch_size: int = Field(1, ge=1)
+    """Tasks evaluated at once."""
+
+    # The update.
+    rollout_buffer_size: int = Field(2, ge=1)
+    """Nodes that an agent's buffer gathers before it drains into optimiser steps."""
+    train_batch_size: OptionalCount = None
+    """Nodes per optimiser step; None means `rollout_buffer_size`, and reads as it."""
+    advantage_normalization: bool = True
+    """Divide advantages by the spread of the group's returns."""
+    advantage_mode: AdvantageMode = "mean"
+    """The baseline: the group's mean, the mean of the others (``"rloo"``), its maximum, or none
+    (``"raw"``)."""
+    reference_kl_enabled: bool = False
+    """A penalty for leaving the first policy; not offered by this version."""
+    reference_kl_coef: float = Field(0.1, ge=0)
+    """Weight of that penalty."""
+    reference_devices: Devices = None
+    """Where reference models would be held; not offered by this version."""
+
+    # Beside CoMLRL's: the update.
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Fixes every completion and the order of the nodes."""
+    loss_normalization: LossNormalization = "sequence"
+    """``"sequence"``: sum over tokens, mean over completions, mean over nodes; ``"token"``: mean
+    over all tokens; ``"constant"``: sum over all tokens / (completions x max_new_tokens)."""
+    importance_ratio: bool = True
+    """Weigh a token by its probability now over that at sampling, clipped; false leaves it out."""
+    clip_ratio_low: float = Field(0.2, ge=0, lt=1)
+    """The ratio is clipped at 1 minus this."""
+    clip_ratio_high: float = Field(0.2, ge=0)
+    """The ratio is clipped at 1 plus this."""
+    logprob_support: LogprobSupport = "sampled"
+    """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
+    full softmax at the same temperature."""
+    weight_decay: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = None
+    """AdamW's weight decay; None is torch's default, 0.01."""
+    micro_batch_size: OptionalCount = None
+    """Most completions in one forward and backward pass; None takes a node at a time. Saves memory,
+    changes no result."""
+    max_staleness: int = Field(0, ge=0)
+    """Publishes that may lie between sampling and training; only 0 is offered by this version."""
+
+    # Beside CoMLRL's: the services.
+    rollout_batch_size: int = Field(1, ge=1)
+    """Tasks rolled out together."""
+    wire_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Number format of the weights that are sampled from and trained; the master copy is
+    float32."""
+    on_score_failure: ScoreFailure = "stop"
+    """A reward that fails stops the run, or counts as missing."""
+    reward_batch_size: int = Field(1, ge=1)
+    """Joint actions per call of a reward function given in a script or in `[reward]`."""
+    score_timeout: Seconds = 300.0
+    """Seconds that one Score call may take."""
+    transition_timeout: Seconds = 300.0
+    """Seconds that one Transition call may take."""
+    generate_timeout: Seconds = 900.0
+    """Seconds that the completions of one batch may take."""
+    push_timeout: Seconds = 900.0
+    """Seconds that one push of weights to one replica may take."""
+    control_timeout: Seconds = 10.0
+    """Seconds that small calls (health, information, push status) may take."""
+    run_lease: Seconds = 60.0
+    """Seconds without a call after which a local generation service lets another run take it."""
+    start_timeout: Seconds = 300.0
+    """Seconds that services may take until they are ready."""
+    retry_attempts: int = Field(5, ge=1)
+    """Tries of a call that fails for a passing reason, the first included."""
+    retry_initial_backoff: Seconds = 0.5
+    """Seconds before the second try; doubles from try to try, with jitter."""
+    retry_max_backoff: Seconds = 15.0
+    """Most seconds between two tries."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_names(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            for name in data:
+                if name not in cls.model_fields:
+                    raise ValueError(_unknown(str(name), cls.model_fields))
+        return data
+
+    @field_validator("parallel_training", mode="before")
+    @classmethod
+    def _no_device_parallelism(cls, value: object) -> object:
+        if value is None or _none_word(value) is None:
+            return "none"
+        if str(value).strip().lower() == "mp":
+            raise ValueError(
+                "got 'mp', wanted 'none': this version does not offer updates spread over devices "
+                "by parallel_training; give agent_devices one device per agent instead"
+            )
+        return value
+
+    @field_validator("reference_kl_enabled")
+    @classmethod
+    def _no_reference_kl(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("got True, wanted False: this version does not offer a reference KL")
+        return value
+
+    @field_validator("reference_devices")
+    @classmethod
+    def _no_reference_models(cls, value: object) -> object:
+        if value is not None:
+            raise ValueError(
+                f"got {value!r}, wanted None: this version does not offer reference models"
+            )
+        return value
+
+    @field_validator("max_staleness")
+    @classmethod
+    def _no_staleness(cls, value: int) -> int:
+        if value > 0:
+            raise ValueError(
+                f"got {value}, wanted 0: this version does not offer training on completions of "
+                "older weights"
+            )
+        return value
+
+    @field_validator("agent_devices")
+    @classmethod
+    def _some_device(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if value is not None and (not value or not all(value)):
+            raise ValueError(f"got {value!r}, wanted 'auto', a device, or a list of devices")
+        return value
+
+    @model_validator(mode="after")
+    def _fill_train_batch_size(self) -> Self:
+        if self.train_batch_size is None:
+            self.__dict__["train_batch_size"] = self.rollout_buffer_size
+        return self
+
+    def replace(self, **changes: Any) -> MAGRPOConfig:
+        """Make a checked copy with some fields changed; fields never set keep their defaults.
+
+        Raises:
+            pydantic.ValidationError: As when a config is made.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
+
+    @property
+    def minibatch_size(self) -> int:
+        """Nodes per optimiser step."""
+        return self.train_batch_size or self.rollout_buffer_size
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        """The sampling parameters of every Generate call."""
+        return SamplingParameters(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            max_new_tokens=self.max_new_tokens,
+        )
+
+    @property
+    def tensor_dtype(self) -> TensorDtype:
+        """`wire_dtype` as the contract's type."""
+        return TensorDtype(self.wire_dtype)
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; fields are {', '.join(known)}"
+    return f"MAGRPOConfig has no field {name!r}{hint}"
+
+
+def resolve_num_agents(counts: Mapping[str, int | None]) -> int:
+    """Find the number of agents in everything that states one; None states nothing.
+
+    Args:
+        counts: Number of agents by where it was stated, for example
+            ``{"agents": 3, "args.num_agents": None, "formatters": 3}``.
+
+    Raises:
+        FieldError: Two places contradict each other, or none states a number (L18).
+    """
+    given = {source: count for source, count in counts.items() if count is not None}
+    if not given:
+        raise FieldError(" or ".join(counts), "nothing", "the number of agents")
+    first, number = next(iter(given.items()))
+    for source, count in given.items():
+        if count != number:
+            raise FieldError(source, count, f"{number}, the number of agents that {first} gives")
+    if number < 1:
+        raise FieldError(first, number, "one agent at least")
+    return number
+
+
+def stated_num_agents(config: MAGRPOConfig) -> int | None:
+    """`num_agents` where the user set it, None where it is only the default."""
+    return config.num_agents if "num_agents" in config.model_fields_set else None
+
+
+def resolve_devices(
+    devices: str | Sequence[str] | None, num_agents: int, *, cuda_devices: int = 0
+) -> tuple[str, ...]:
+    """Name one device per agent.
+
+    Args:
+        devices: None or ``"auto"``, one name, or a list of one or `num_agents` names.
+        num_agents: Number of agents, N.
+        cuda_devices: Number of CUDA devices that ``"auto"`` spreads the agents over, in turn.
+
+    Raises:
+        FieldError: A list of another length.
+    """
+    if devices is None or devices == "auto":
+        if cuda_devices < 1:
+            return ("cpu",) * num_agents
+        return tuple(f"cuda:{agent % cuda_devices}" for agent in range(num_agents))
+    if isinstance(devices, str):
+        return (devices,) * num_agents
+    if len(devices) == 1:
+        return (devices[0],) * num_agents
+    if len(devices) != num_agents:
+        raise FieldError("agent_devices", f"{len(devices)} devices", f"1 or {num_agents}")
+    return tuple(devices)
