@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch or tokenizers are imported: two spinning thread pools on two cores take ten times
 # as long, a fork after tokenizers' threads have started may hang, no test may reach for a hub.
@@ -24,9 +25,9 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     """`tiny_folder(**options)` of tests.support.models, made once for each set of options."""
     from tests.support.models import tiny_folder
 
-    made: dict[tuple[tuple[str, object], ...], Path] = {}
+    made: dict[tuple[tuple[str, Any], ...], Path] = {}
 
-    def folder(**options: object) -> Path:
+    def folder(**options: Any) -> Path:
         key = tuple(sorted(options.items()))
         if key not in made:
             made[key] = tiny_folder(tmp_path_factory.mktemp("tiny"), **options)

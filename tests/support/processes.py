@@ -44,6 +44,29 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from antiphon.clients.cli import main; main()", *arguments]
 
 
+def run(
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> str:
+    """Runs a program to its end and returns its output; AssertionError unless it ends with 0."""
+    done = subprocess.run(
+        list(arguments),
+        cwd=cwd,
+        env={**os.environ, **QUIET, **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"{arguments[:4]} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
 @dataclass
 class Started:
     """One process started by `Processes`."""
