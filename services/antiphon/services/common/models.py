@@ -1,0 +1,147 @@
+"""Models and tokenizers as Hugging Face knows them: loading, their limits, encoding prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.initialization import no_init_weights
+
+from antiphon.clients.types import Chat, FieldError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_CONTEXT_ATTRIBUTES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+def _location(source: str | Path, gguf_file: str | None) -> tuple[str, dict[str, Any]]:
+    """Folder or hub name, and the keyword that names the GGUF file within it."""
+    path = Path(source)
+    if gguf_file is None and path.suffix == ".gguf" and path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    return str(source), {} if gguf_file is None else {"gguf_file": gguf_file}
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: torch.dtype,
+    weights: bool = True,
+    gguf_file: str | None = None,
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode.
+
+    Args:
+        source: Hub name, folder, or path of a `.gguf` file.
+        dtype: Number format of its weights.
+        weights: False builds the architecture only; its numbers then mean nothing.
+        gguf_file: A GGUF file within `source`.
+    """
+    where, keywords = _location(source, gguf_file)
+    if weights:
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **keywords)
+    else:
+        config = AutoConfig.from_pretrained(where, **keywords)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if (Path(where) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(where)
+    if keywords:
+        # The weights are plain numbers now: without this the model counts as quantised and
+        # refuses to be saved.
+        model.hf_quantizer = None
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model.eval()
+
+
+def load_tokenizer(source: str | Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to `source` (hub name, folder, or path of a `.gguf` file)."""
+    where, keywords = _location(source, gguf_file)
+    return AutoTokenizer.from_pretrained(where, **keywords)
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All ids that end a completion: of generation config, config and tokenizer, ascending."""
+    ids: set[int] = set()
+    config = model.config.get_text_config()
+    for holder in (model.generation_config, model.config, config, tokenizer):
+        named = getattr(holder, "eos_token_id", None)
+        ids.update(named if isinstance(named, Iterable) else [] if named is None else [named])
+    return tuple(sorted(int(i) for i in ids))
+
+
+def context_length(config: PreTrainedConfig) -> int:
+    """Most tokens of prompt and completion together.
+
+    Raises:
+        FieldError: The config names no limit.
+    """
+    text = config.get_text_config()
+    for name in _CONTEXT_ATTRIBUTES:
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise FieldError(
+        "config.max_position_embeddings",
+        "nothing",
+        f"a positive number under one of {', '.join(_CONTEXT_ATTRIBUTES)}",
+    )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """SHA-256 of the tokenizer's vocabulary, special tokens and chat template, 32 bytes."""
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    parts = [
+        sorted(tokenizer.get_vocab().items()),
+        special,
+        getattr(tokenizer, "chat_template", None),
+    ]
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a prompt text, taken as it is (no chat template).
+
+    The tokenizer's special tokens are added unless the text begins with those that it puts in
+    front.
+    """
+    plain = _encode(tokenizer, text, special=False)
+    full = _encode(tokenizer, text, special=True)
+    prefix = _added_in_front(full, plain)
+    return plain if prefix and plain[: len(prefix)] == prefix else full
+
+
+def _added_in_front(full: list[int], plain: list[int]) -> list[int]:
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return full[:start]
+    return []
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[int]:
+    """Token ids of chat messages under the tokenizer's chat template, ready for an answer.
+
+    Raises:
+        FieldError: The tokenizer has no chat template.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise FieldError(
+            "prompt.chat",
+            f"{len(chat)} messages",
+            "text or token ids: this model's tokenizer has no chat template",
+        )
+    messages = [{"role": message.role, "content": message.content} for message in chat]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return _encode(tokenizer, text, special=False)
