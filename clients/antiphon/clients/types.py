@@ -19,6 +19,7 @@ class FieldError(ValueError):
         field: Path of the field, for example ``prompts[2].seeds``.
         got: What came, short enough to read.
         wanted: What is allowed, and what to do where that is not plain.
+
     """
 
     def __init__(self, field: str, got: object, wanted: str) -> None:
@@ -72,8 +73,9 @@ class AgentAction:
 
 @dataclass(frozen=True, slots=True)
 class JointAction:
-    """The answers of all agents to one task in one turn. `history` holds earlier turns, oldest
-    first, each with one action per agent.
+    """The answers of all agents to one task in one turn.
+
+    `history` holds earlier turns, oldest first, each with one action per agent.
     """
 
     id: str
@@ -140,8 +142,9 @@ class RewardInfo:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How completions are sampled: logits / temperature, then top_k, then top_p; None turns a
-    filter off. Temperature 0 is greedy decoding.
+    """How completions are sampled: logits / temperature, then top_k, then top_p.
+
+    None turns a filter off. Temperature 0 is greedy decoding.
     """
 
     temperature: float
@@ -174,7 +177,7 @@ class GenerateRequest:
 class FinishReason(StrEnum):
     """Why a completion ended."""
 
-    END_TOKEN = "end_token"
+    END_TOKEN = "end_token"  # noqa: S105
     LENGTH = "length"
 
 
@@ -403,8 +406,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """One thing that happened; `time` in seconds since 1970, `missed` events before it are no
-    longer kept.
+    """One thing that happened.
+
+    `time` in seconds since 1970; `missed` events before it are no longer kept.
     """
 
     sequence: int
