@@ -1,0 +1,86 @@
+"""How large a run is: nodes, joint actions, completions and tokens of a task's tree.
+
+With B joint actions per node (`aligned` B = G, `cross` B = G^N) a tree that nothing ends early has
+
+    nodes of turn t          B^(t-1)
+    joint actions of turn t  B^t
+    completions of turn t    N * G * B^(t-1)
+    tokens of turn t         completions * max_new_tokens
+
+at most. At least it has its root: every branch may end after the first turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphon.learner.config import MAGRPOConfig
+
+
+@dataclass(frozen=True)
+class TreeSize:
+    """What is generated and scored; `tokens` are the most that the completions can have."""
+
+    nodes: int
+    joint_actions: int
+    completions: int
+    tokens: int
+
+    def __add__(self, other: TreeSize) -> TreeSize:
+        return TreeSize(
+            self.nodes + other.nodes,
+            self.joint_actions + other.joint_actions,
+            self.completions + other.completions,
+            self.tokens + other.tokens,
+        )
+
+    def __mul__(self, times: int) -> TreeSize:
+        return TreeSize(
+            self.nodes * times,
+            self.joint_actions * times,
+            self.completions * times,
+            self.tokens * times,
+        )
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """Sizes of a run. Epoch and run are None where the dataset does not know its length."""
+
+    turns: tuple[TreeSize, ...]
+    least_per_prompt: TreeSize
+    most_per_prompt: TreeSize
+    most_per_epoch: TreeSize | None
+    most_per_run: TreeSize | None
+
+
+def joint_actions_per_node(config: MAGRPOConfig, num_agents: int) -> int:
+    """Joint actions that a node has: G, or G^N where `joint_mode` is ``cross``."""
+    return int(config.num_generations ** (num_agents if config.joint_mode == "cross" else 1))
+
+
+def run_size(config: MAGRPOConfig, num_agents: int, num_prompts: int | None) -> RunSize:
+    """Work out the sizes of a run.
+
+    Args:
+        config: The settings.
+        num_agents: Number of agents, N.
+        num_prompts: Rows of the dataset, None where unknown.
+    """
+    branching = joint_actions_per_node(config, num_agents)
+    turns = []
+    for turn in range(1, config.num_turns + 1):
+        nodes = branching ** (turn - 1)
+        completions = num_agents * config.num_generations * nodes
+        turns.append(
+            TreeSize(nodes, nodes * branching, completions, completions * config.max_new_tokens)
+        )
+    most = sum(turns[1:], start=turns[0])
+    epoch = None if num_prompts is None else most * num_prompts
+    return RunSize(
+        turns=tuple(turns),
+        least_per_prompt=turns[0],
+        most_per_prompt=most,
+        most_per_epoch=epoch,
+        most_per_run=None if epoch is None else epoch * config.num_train_epochs,
+    )

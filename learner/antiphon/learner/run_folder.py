@@ -1,0 +1,142 @@
+"""The folder of a run: what is where, and what must be on disk before it is used.
+
+    config.json                the resolved settings
+    run.json                   the run's id and incarnation
+    metrics.jsonl              a row of figures per line
+    rollouts/epoch_1.jsonl     a node of a tree per line: prompts, completions, rewards, returns
+    agent_0/, agent_1/, ...    the trained models
+    summary.json, SUMMARY.md   how it ended
+
+Files that are replaced are written beside, flushed to disk and renamed, so none is ever half
+there; the `.jsonl` files grow by whole lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from antiphon.clients.types import FieldError
+
+_RUN_FILE = "run.json"
+
+
+class RunFolder:
+    """One run's folder. Made by `create` or `open`.
+
+    Attributes:
+        path: The folder.
+        run_id: The run's id, the same for as long as the folder lives.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.path = path
+        self.run_id = run_id
+
+    @classmethod
+    def create(cls, parent: Path, name: str | None = None) -> RunFolder:
+        """Make a new folder; where `name` is taken, ``name-2``, ``name-3``, ... is made.
+
+        Args:
+            parent: Made where it is not there.
+            name: Name of the folder; None takes the date and time.
+
+        Raises:
+            FieldError: `name` is no plain folder name.
+        """
+        wanted = time.strftime("%Y%m%d-%H%M%S") if name is None else name
+        if not wanted or wanted in (".", "..") or Path(wanted).name != wanted:
+            raise FieldError("run.name", repr(wanted), "the name of a folder, without a path")
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            path = parent / (wanted if number == 1 else f"{wanted}-{number}")
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+        folder = cls(path, f"{path.name}-{secrets.token_hex(4)}")
+        folder._store(incarnation=0)
+        (path / "rollouts").mkdir()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open the folder of a run that was made earlier.
+
+        Raises:
+            FieldError: It is not the folder of a run.
+        """
+        file = path / _RUN_FILE
+        if not file.is_file():
+            raise FieldError("run folder", path, f"a folder that holds {_RUN_FILE}")
+        return cls(path, str(json.loads(file.read_text())["run_id"]))
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation stored last, 0 before the first."""
+        return int(json.loads((self.path / _RUN_FILE).read_text())["incarnation"])
+
+    def next_incarnation(self, found: int) -> int:
+        """Take the next incarnation number; it is on disk when this returns.
+
+        Args:
+            found: The largest incarnation of this run that a receiver knows, 0 where none does.
+
+        Returns:
+            1 + the larger of `found` and what the folder holds.
+        """
+        incarnation = 1 + max(found, self.incarnation)
+        self._store(incarnation)
+        return incarnation
+
+    @property
+    def metrics_file(self) -> Path:
+        """Rows of figures."""
+        return self.path / "metrics.jsonl"
+
+    def rollouts_file(self, epoch: int) -> Path:
+        """Trees of an epoch, counted from 1."""
+        return self.path / "rollouts" / f"epoch_{epoch}.jsonl"
+
+    def agent_folder(self, agent: int) -> Path:
+        """Where an agent's trained model is."""
+        return self.path / f"agent_{agent}"
+
+    def write_config(self, config: Mapping[str, Any]) -> Path:
+        """Store the resolved settings (JSON values)."""
+        return self.write_json("config.json", config)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> Path:
+        """Write a JSON file of the folder at once."""
+        return self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a text file of the folder at once."""
+        path = self.path / name
+        write_atomically(path, text)
+        return path
+
+    def _store(self, incarnation: int) -> None:
+        self.write_json(_RUN_FILE, {"run_id": self.run_id, "incarnation": incarnation})
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that, whatever happens, it holds the old text or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,53 @@
+"""Sizes of a run, against trees that are really grown."""
+
+from __future__ import annotations
+
+import pytest
+
+from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.plan import TreeSize, run_size
+from antiphon.learner.tree import joint_indices
+
+
+def _count(mode: str, agents: int, generations: int, turns: int) -> tuple[int, int, int]:
+    """Nodes, joint actions and completions, counted by growing the tree."""
+    if turns == 0:
+        return 0, 0, 0
+    branches = joint_indices(mode, agents, generations)
+    nodes, joint_actions, completions = 1, len(branches), agents * generations
+    for _ in branches:
+        below = _count(mode, agents, generations, turns - 1)
+        nodes, joint_actions, completions = (
+            nodes + below[0],
+            joint_actions + below[1],
+            completions + below[2],
+        )
+    return nodes, joint_actions, completions
+
+
+@pytest.mark.parametrize("mode", ["aligned", "cross"])
+@pytest.mark.parametrize(("agents", "generations", "turns"), [(1, 2, 1), (2, 2, 3), (3, 2, 2)])
+def test_the_most_is_a_full_tree(mode: str, agents: int, generations: int, turns: int) -> None:
+    config = MAGRPOConfig(
+        joint_mode=mode, num_generations=generations, num_turns=turns, max_new_tokens=5
+    )
+    size = run_size(config, agents, 1).most_per_prompt
+    nodes, joint_actions, completions = _count(mode, agents, generations, turns)
+    assert size == TreeSize(nodes, joint_actions, completions, completions * 5)
+
+
+def test_the_job_of_the_examples() -> None:
+    """Two agents, two turns, G 4, 64 tokens: 5 nodes, 20 joint actions, 40 completions."""
+    config = MAGRPOConfig(num_turns=2, num_generations=4, max_new_tokens=64, num_train_epochs=2)
+    size = run_size(config, 2, 4)
+    assert size.most_per_prompt == TreeSize(5, 20, 40, 2560)
+    assert size.least_per_prompt == TreeSize(1, 4, 8, 512)
+    assert size.most_per_epoch == TreeSize(20, 80, 160, 10240)
+    assert size.most_per_run == TreeSize(40, 160, 320, 20480)
+    assert size.turns == (TreeSize(1, 4, 8, 512), TreeSize(4, 16, 32, 2048))
+
+
+def test_without_a_length_there_is_no_epoch_size() -> None:
+    size = run_size(MAGRPOConfig(), 2, None)
+    assert size.most_per_epoch is None
+    assert size.most_per_run is None

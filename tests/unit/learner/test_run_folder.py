@@ -1,0 +1,77 @@
+"""The run folder and its incarnations."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from antiphon.clients.types import FieldError
+from antiphon.learner.run_folder import RunFolder, write_atomically
+
+
+def test_a_new_run_never_writes_into_an_old_ones_folder(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "runs", "demo")
+    second = RunFolder.create(tmp_path / "runs", "demo")
+    assert first.path.name == "demo"
+    assert second.path.name == "demo-2"
+    assert first.run_id != second.run_id
+
+
+def test_an_opened_folder_is_the_same_run(tmp_path: Path) -> None:
+    made = RunFolder.create(tmp_path, "demo")
+    assert RunFolder.open(made.path).run_id == made.run_id
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=r"run\.json"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/abs"])
+def test_a_name_that_leaves_the_parent_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FieldError, match=r"run\.name"):
+        RunFolder.create(tmp_path, name)
+
+
+def test_incarnations_grow_over_what_folder_and_receivers_know(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "demo")
+    assert folder.next_incarnation(0) == 1
+    assert folder.next_incarnation(0) == 2
+    assert folder.next_incarnation(7) == 8
+    assert RunFolder.open(folder.path).next_incarnation(3) == 9
+
+
+def test_an_incarnation_is_on_disk_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path, "demo")
+    flushed: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(fd), fsync(fd)))
+    assert folder.next_incarnation(0) == 1
+    assert json.loads((folder.path / "run.json").read_text())["incarnation"] == 1
+    assert len(flushed) == 2  # the file, then the folder that names it
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "summary.json"
+    write_atomically(path, "old")
+
+    def full_disk(fd: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_agents_count_from_zero_and_epochs_from_one(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "demo")
+    assert folder.agent_folder(0).name == "agent_0"
+    assert folder.rollouts_file(1).relative_to(folder.path) == Path("rollouts/epoch_1.jsonl")
