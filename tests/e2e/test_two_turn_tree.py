@@ -1,0 +1,177 @@
+"""The whole system against the equations: real servers on one side, the reference on the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.e2e import tiny_task
+from tests.e2e.comparison import Compared, run_and_compare
+from tests.e2e.reference import Settings, group, kept_size
+from tests.support.models import tiny_model, tiny_tokenizer
+from transformers import LlamaForCausalLM
+
+PLAIN = Settings(
+    num_turns=2,
+    num_generations=3,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    discount=0.9,
+    threshold=None,
+    learning_rate=2e-3,
+    buffer_size=3,
+)
+FILTERED = replace(PLAIN, temperature=0.7, top_k=12, top_p=0.85)
+
+
+def check_weights(compared: Compared) -> None:
+    """Weights after the run, and that the run had moved them far more than the tolerance."""
+    for agent in compared.agents:
+        assert len(agent.steps) >= 3
+        moved = max(
+            (now - start).abs().max().item()
+            for now, start in zip(agent.parameters, agent.published[0].parameters(), strict=True)
+        )
+        assert moved > 1e-3
+    assert compared.largest_weight_difference() < 1e-6
+
+
+def check_sampling(compared: Compared) -> None:
+    """Engine against learner's arithmetic, kept sizes against top_k and top_p."""
+    assert compared.largest_logprob_difference() < 1e-4
+    for agent in compared.agents:
+        for completion in compared.completions(agent.index)[:6]:
+            (span,) = completion.weights_spans
+            ids = [*completion.prompt_token_ids, *completion.token_ids]
+            with torch.no_grad():
+                logits = agent.at_version(span.weights_version)(torch.tensor([ids])).logits[0]
+            start = len(completion.prompt_token_ids) - 1
+            for row, size in zip(logits[start:], completion.kept_sizes, strict=False):
+                expected, margin = kept_size(row / compared.settings.temperature, compared.settings)
+                assert size == expected or margin < 1e-4
+
+
+def check_tree(compared: Compared) -> None:
+    """Every node of two turns was sampled, and every joint action scored once."""
+    joint_actions = [
+        tuple(c.text for c in joint)
+        for tree in compared.trees
+        for node in tree.walk()
+        for joint in zip(*node.completions, strict=True)
+    ]
+    assert sorted(joint_actions) == sorted(compared.reward_calls)
+
+
+def check(compared: Compared) -> None:
+    check_tree(compared)
+    check_sampling(compared)
+    check_weights(compared)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tie"),
+    [
+        pytest.param(PLAIN, True, id="full softmax, tied head"),
+        pytest.param(FILTERED, False, id="temperature, top_k and top_p, untied head"),
+    ],
+)
+def test_a_two_turn_run_equals_the_reference(
+    settings: Settings, tie: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    models = [tiny_model(tokenizer, seed, tie) for seed in (1, 2)]
+    compared = run_and_compare(monkeypatch, models, tokenizer, settings, directory=tmp_path)
+
+    assert [len(list(tree.walk())) for tree in compared.trees] == [4, 4]
+    assert any(
+        abs(ratio - 1) > 0.2 for a in compared.agents for step in a.steps for ratio in step.ratios
+    ), "no ratio was clipped, so clipping was not compared"
+    check(compared)
+
+
+def test_missing_scores_and_three_agents_equal_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L18: N is what was given, 3. L6: joint actions without a score are left out, the rest
+    trains.
+    """
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", pad=False, add_bos=True)
+    models = [tiny_model(tokenizer, seed, two_ends=True) for seed in (1, 2, 3)]
+    settings = replace(FILTERED, importance_ratio=False, num_generations=4)
+    compared = run_and_compare(
+        monkeypatch,
+        models,
+        tokenizer,
+        settings,
+        reward=tiny_task.patchy_reward,
+        directory=tmp_path,
+    )
+
+    rewards = [r for tree in compared.trees for node in tree.walk() for r in node.rewards]
+    assert 0 < rewards.count(None) < len(rewards) / 2
+    assert tokenizer.pad_token is None, "L15: the user's tokenizer is left as it was"
+    check(compared)
+
+
+def test_what_was_sampled_is_trained_where_encoding_the_text_gives_other_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L13: ids from the wire are what is trained."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", kind="bytes")
+    models = [tiny_model(tokenizer, seed) for seed in (1, 2)]
+    compared = run_and_compare(monkeypatch, models, tokenizer, PLAIN, directory=tmp_path)
+
+    changed = [
+        completion
+        for agent in (0, 1)
+        for completion in compared.completions(agent)
+        if tokenizer.encode(completion.text) != list(completion.token_ids)
+    ]
+    assert len(changed) > 5
+    check(compared)
+
+
+def test_an_empty_completion_is_scored_and_its_end_token_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L16: the reward gets "" and the end token trains. L1: a completion of the end token only
+    has a gradient.
+    """
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    models = [eager_to_end(tiny_model(tokenizer, seed, tie=False)) for seed in (1, 2)]
+    compared = run_and_compare(monkeypatch, models, tokenizer, PLAIN, directory=tmp_path)
+
+    end = (tokenizer.eos_token_id,)
+    for agent in (0, 1):
+        completions = compared.completions(agent)
+        empty = [c for c in completions if c.token_ids == end]
+        assert 0 < len(empty) < len(completions)
+        assert {c.text for c in empty} == {""}
+    assert any("" in texts for texts in compared.reward_calls)
+    check(compared)
+
+
+def eager_to_end(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Gives every hidden state a common part that the end token's row of the head answers to."""
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 3.0
+        model.lm_head.weight[model.config.eos_token_id, 0] = 1.5
+    return model
+
+
+def test_a_node_above_the_threshold_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early termination, and discount 0 (L8): the return of a continued turn is its reward."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    models = [tiny_model(tokenizer, seed) for seed in (1, 2)]
+    means = [1.0, 1.0]
+    settings = replace(PLAIN, discount=0.0, threshold=means[0], normalize=False)
+    compared = run_and_compare(monkeypatch, models, tokenizer, settings, directory=tmp_path)
+    for tree in compared.trees:
+        root = group(tree, 0, settings)
+        assert root.returns == [r for r in tree.rewards if r is not None]
+    check(compared)
