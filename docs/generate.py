@@ -1,7 +1,7 @@
 """Writes the reference pages that are generated: docs/config.md, docs/metrics.md, docs/protos.md.
 
-    python docs/generate.py           write them
-    python docs/generate.py --check   fail where one on disk differs from what would be written
+python docs/generate.py           write them
+python docs/generate.py --check   fail where one on disk differs from what would be written
 """
 
 from __future__ import annotations

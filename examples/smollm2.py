@@ -24,8 +24,8 @@ NAME = "SmolLM2-135M-Instruct"
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: `$ANTIPHON_CACHE`, else `~/.cache/antiphon`."""
-    return Path(os.environ.get("ANTIPHON_CACHE") or Path.home() / ".cache" / "antiphon")
+    """Where converted models are kept: `antiphon` in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
 
 
 def gguf_directory() -> Path:

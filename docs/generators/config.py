@@ -9,10 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from antiphon.learner.config import MAGRPOConfig
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from antiphon.learner.config import MAGRPOConfig
 
 HEADER = """# Configuration
 """
