@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from antiphon.clients.types import (
@@ -29,8 +31,8 @@ _STATE_NUMBERS = {state: number for number, state in _STATES.items()}
 
 
 def _time_to_proto(seconds: float) -> Timestamp:
-    nanoseconds = round(seconds * 1e9)
-    return Timestamp(seconds=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
+    whole = math.floor(seconds)
+    return Timestamp(seconds=whole, nanos=min(round((seconds - whole) * 1e9), 10**9 - 1))
 
 
 def _time_from_proto(message: Timestamp) -> float:
