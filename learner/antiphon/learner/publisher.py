@@ -1,0 +1,154 @@
+"""Publishes one agent's weights to its replicas: encoded once, each replica on its own channel.
+
+A version counts as published when every replica has said that it applied it. A replica that lost
+its weights is sent the present version again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from antiphon.clients.digest import tensor_checksum, weights_digest
+from antiphon.clients.errors import CallError, ContractError
+from antiphon.clients.types import LoadedWeights, PushHeader, PushKind, TensorDtype, TensorSpec
+from antiphon.learner.concurrency import task_group
+from antiphon.learner.replicas import Replica, RunIdentity, raise_explained
+from antiphon.services.common.tensors import to_bytes
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A version that every replica has applied.
+
+    `nbytes` is what went to all replicas together, `seconds` from encoding to the last answer,
+    `pause_seconds` the longest time in which a replica could not generate.
+    """
+
+    agent: int
+    version: int
+    nbytes: int
+    seconds: float
+    pause_seconds: float
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    header: PushHeader
+    buffers: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+class AgentPublisher:
+    """Counts and sends the versions of one agent's weights.
+
+    Args:
+        identity: The run that publishes.
+        agent: Whose weights these are, counted from 0.
+        tensors: The weights as they are on the wire, by name; read at every publish.
+        dtype: Their number format on the wire.
+        replicas: The agent's processes, one at least.
+        timeout: Seconds per push and replica.
+    """
+
+    def __init__(
+        self,
+        identity: RunIdentity,
+        agent: int,
+        tensors: Callable[[], Mapping[str, Tensor]],
+        dtype: TensorDtype,
+        replicas: Sequence[Replica],
+        *,
+        timeout: float,
+    ) -> None:
+        self._identity = identity
+        self._agent = agent
+        self._tensors = tensors
+        self._dtype = dtype
+        self._replicas = replicas
+        self._timeout = timeout
+        self._digest = b""
+        self.version = 0
+        """The version that every replica has applied; 0 before the first publish."""
+
+    async def publish(self) -> Publication:
+        """Send the present weights to every replica as the next version.
+
+        Raises:
+            RunSupersededError: A later learner drives the run.
+            ServiceTakenError: A replica belongs to another run.
+            CallError: A replica could not be reached or refused the push.
+        """
+        start = time.monotonic()
+        encoded = await asyncio.to_thread(self._encode, self.version + 1)
+        async with task_group() as group:
+            pushes = [group.create_task(self._push(r, encoded)) for r in self._replicas]
+        self.version, self._digest = encoded.header.version, encoded.header.digest
+        return Publication(
+            agent=self._agent,
+            version=self.version,
+            nbytes=encoded.nbytes * len(self._replicas),
+            seconds=time.monotonic() - start,
+            pause_seconds=max(push.result() for push in pushes),
+        )
+
+    async def push_again(self, replica: Replica) -> None:
+        """Send the published version to a replica that has lost it.
+
+        Raises:
+            RuntimeError: The weights have moved on since they were published.
+        """
+        encoded = await asyncio.to_thread(self._encode, self.version)
+        if encoded.header.digest != self._digest:
+            raise RuntimeError(
+                f"agent {self._agent}: the weights changed since version {self.version} was "
+                f"published, so it cannot be sent again to {replica.address}"
+            )
+        await self._push(replica, encoded)
+
+    def _encode(self, version: int) -> _Encoded:
+        tensors = dict(sorted(self._tensors().items()))
+        buffers = tuple(to_bytes(tensor, self._dtype) for tensor in tensors.values())
+        specs = tuple(
+            TensorSpec(name, self._dtype, tuple(tensor.shape), tensor_checksum(buffer))
+            for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
+        )
+        header = PushHeader(
+            run_id=self._identity.run_id,
+            incarnation=self._identity.incarnation,
+            agent=self._agent,
+            version=version,
+            digest=weights_digest(specs),
+            kind=PushKind.FULL,
+            tensors=specs,
+        )
+        return _Encoded(header, buffers)
+
+    async def _push(self, replica: Replica, encoded: _Encoded) -> float:
+        """Push to one replica; returns the seconds in which it could not generate."""
+        header = encoded.header
+        try:
+            result = await replica.client.push_weights(
+                header, encoded.buffers.__getitem__, timeout=self._timeout
+            )
+        except CallError as error:
+            raise_explained(error, self._identity, self._agent)
+        if (result.weights_version, result.digest) != (header.version, header.digest):
+            raise ContractError(
+                replica.address,
+                "PushWeights",
+                f"got version {result.weights_version} with digest {result.digest.hex()[:12]} as "
+                f"applied, wanted version {header.version} with {header.digest.hex()[:12]}, as "
+                "pushed",
+            )
+        replica.acknowledged = LoadedWeights(
+            self._identity.run_id, self._identity.incarnation, header.version, header.digest
+        )
+        return result.pause_seconds

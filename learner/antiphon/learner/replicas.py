@@ -1,0 +1,100 @@
+"""The processes that serve one agent, and what the learner asks of each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn, Protocol
+
+from antiphon.clients.errors import CallError
+from antiphon.clients.types import (
+    Completion,
+    GenerateRequest,
+    LoadedWeights,
+    ModelInfo,
+    PushHeader,
+    PushResult,
+)
+
+
+class GenerationCalls(Protocol):
+    """The calls of `antiphon.clients.generation.GenerationClient` that the learner makes."""
+
+    async def get_model_info(self, timeout: float) -> ModelInfo:  # noqa: ASYNC109
+        """What the service runs."""
+        ...
+
+    def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        timeout: float,
+        resume: Literal["whole", "missing"] = "whole",
+    ) -> AsyncIterator[Completion]:
+        """Completions as they end, none twice."""
+        ...
+
+    async def push_weights(
+        self,
+        header: PushHeader,
+        read_tensor: Callable[[int], memoryview],
+        *,
+        timeout: float,  # noqa: ASYNC109
+    ) -> PushResult:
+        """Push until it is applied, going on where it broke."""
+        ...
+
+    async def close(self) -> None:
+        """Close the channel."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The run, and which of its learner processes this is (counted from 1)."""
+
+    run_id: str
+    incarnation: int
+
+
+@dataclass
+class Replica:
+    """One process that serves an agent; `acknowledged` are the weights that it said it applied."""
+
+    address: str
+    client: GenerationCalls
+    acknowledged: LoadedWeights = field(default_factory=LoadedWeights)
+
+
+class RunSupersededError(RuntimeError):
+    """A learner with a higher incarnation drives this run now; this one must stop."""
+
+
+class ServiceTakenError(RuntimeError):
+    """A generation service belongs to another run."""
+
+
+def raise_explained(error: CallError, identity: RunIdentity, agent: int) -> NoReturn:
+    """Raise the error to stop with: those that concern whole runs say what to do.
+
+    Raises:
+        RunSupersededError: A later learner drives the run.
+        ServiceTakenError: The service belongs to another run.
+        CallError: Every other error, as it is.
+    """
+    where = f"agent {agent}'s generation service at {error.address}"
+    if error.reason == "INCARNATION_SUPERSEDED":
+        newer = error.metadata.get("incarnation", "a higher one")
+        raise RunSupersededError(
+            f"another learner has taken over run {identity.run_id}: {where} follows incarnation "
+            f"{newer}, this learner is {identity.incarnation}. It stops and publishes nothing more."
+        ) from error
+    if error.reason == "RUN_LEASE_HELD":
+        other = error.metadata.get("run_id", "another run")
+        left = error.metadata.get("lease_seconds_left", "a few")
+        raise ServiceTakenError(
+            f"{where} belongs to run {other}, which called it within its lease ({left} s left). "
+            f"Stop that run, wait for its lease to end, or give run {identity.run_id} another "
+            "service."
+        ) from error
+    raise error

@@ -1,0 +1,174 @@
+"""Joint actions to rewards and next prompts: service calls, failures, the reward processor."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from antiphon.clients.errors import CallError
+from antiphon.clients.types import JointAction, Score, ScoredJointAction, Task, TransitionResult
+
+RewardProcessor = Callable[[float], Any]
+
+
+class RewardCalls(Protocol):
+    """The calls of `antiphon.clients.reward.RewardClient` that scoring makes."""
+
+    async def score(
+        self,
+        run_id: str,
+        tasks: Sequence[Task],
+        joint_actions: Sequence[JointAction],
+        *,
+        timeout: float,  # noqa: ASYNC109
+    ) -> list[Score]:
+        """Scores in the order asked."""
+        ...
+
+
+class TransitionCalls(Protocol):
+    """The calls of `antiphon.clients.transition.TransitionClient` that transitions make."""
+
+    async def transition(
+        self,
+        run_id: str,
+        tasks: Sequence[Task],
+        scored: Sequence[ScoredJointAction],
+        *,
+        num_agents: int,
+        timeout: float,  # noqa: ASYNC109
+    ) -> list[TransitionResult]:
+        """What follows, in the order asked."""
+        ...
+
+
+class OnMainThread(Protocol):
+    """Runs user code on the main thread, as `services.common.main_thread.MainThread.run`."""
+
+    async def __call__(self, function: Callable[[], Any], what: str) -> Any:
+        """The function's result; `what` names it in errors."""
+        ...
+
+
+class RewardScorer:
+    """Asks the reward service and makes of its scores the rewards to train on.
+
+    Args:
+        client: Calls the reward service.
+        run_id: The run that asks.
+        timeout: Seconds per call.
+        failures_are_missing: Whether a call that failed for good (exception of the user's function,
+            deadline, retries used up) makes its scores missing, or stops the run.
+        processor: The user's reward processor, one raw value to one reward; None leaves it.
+        on_main_thread: Runs the processor.
+    """
+
+    def __init__(
+        self,
+        client: RewardCalls,
+        *,
+        run_id: str,
+        timeout: float,
+        failures_are_missing: bool,
+        processor: RewardProcessor | None,
+        on_main_thread: OnMainThread,
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._timeout = timeout
+        self._failures_are_missing = failures_are_missing
+        self._processor = processor
+        self._on_main_thread = on_main_thread
+
+    async def score(
+        self, task: Task, joint_actions: Sequence[JointAction]
+    ) -> list[tuple[Score, float | None]]:
+        """Score and reward (None where missing) of each joint action, in the order asked."""
+        scores = await self._scores(task, joint_actions)
+        values = [_finite(score.value) for score in scores]
+        if self._processor is not None and any(value is not None for value in values):
+            processor = self._processor
+            values = await self._on_main_thread(
+                lambda: [None if v is None else _processed(processor, v) for v in values],
+                f"reward_processor {_name(processor)}",
+            )
+        return list(zip(scores, values, strict=True))
+
+    async def _scores(self, task: Task, joint_actions: Sequence[JointAction]) -> list[Score]:
+        """Scores in the order asked. A failure that names joint actions costs only those."""
+        scores: dict[str, Score] = {}
+        waiting = list(joint_actions)
+        while waiting:
+            try:
+                came = await self._client.score(
+                    self._run_id, [task], waiting, timeout=self._timeout
+                )
+            except CallError as error:
+                if not self._failures_are_missing:
+                    raise
+                failed = _named(error, waiting) or {action.id for action in waiting}
+                came = [Score(id_, None, missing_reason=str(error)) for id_ in failed]
+            scores |= {score.joint_action_id: score for score in came}
+            waiting = [action for action in waiting if action.id not in scores]
+        return [scores[action.id] for action in joint_actions]
+
+
+class ServiceTransitions:
+    """Asks the transition service; a failure stops the run.
+
+    Args:
+        client: Calls the transition service.
+        run_id: The run that asks.
+        num_agents: N, the number of prompts that each answer must hold.
+        timeout: Seconds per call.
+    """
+
+    def __init__(
+        self,
+        client: TransitionCalls,
+        *,
+        run_id: str,
+        num_agents: int,
+        timeout: float,
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._num_agents = num_agents
+        self._timeout = timeout
+
+    async def transition(
+        self, task: Task, scored: Sequence[ScoredJointAction]
+    ) -> list[TransitionResult]:
+        """What follows each joint action, in the order asked."""
+        return await self._client.transition(
+            self._run_id, [task], scored, num_agents=self._num_agents, timeout=self._timeout
+        )
+
+
+def _named(error: CallError, waiting: Sequence[JointAction]) -> set[str]:
+    """The joint actions of this call that the service names as the ones that failed."""
+    named = error.metadata.get("joint_action_ids", "")
+    ids = {part.strip() for part in named.split(",")}
+    return {action.id for action in waiting if action.id in ids}
+
+
+def _processed(processor: RewardProcessor, value: float) -> float | None:
+    result = processor(value)
+    if result is None:
+        return None
+    if isinstance(result, numbers.Real) or hasattr(result, "__float__"):
+        return _finite(float(result))
+    raise TypeError(
+        f"reward_processor {_name(processor)}: got {type(result).__name__} for the reward {value}, "
+        "wanted a number, or None for a missing reward"
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

@@ -1,0 +1,96 @@
+# ruff: noqa: ARG002, N802 - names and arguments of the methods are those of gRPC.
+"""The learner's own service: where the run stands, what happens in it, and steering it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from antiphon.clients import wire
+from antiphon.clients.types import Run
+from antiphon.learner.control import RunControl
+from antiphon.learner.events import EventLog
+from antiphon.services.common.errors import ServiceError
+from antiphon.v1 import learner_pb2 as pb
+from antiphon.v1 import learner_pb2_grpc
+
+SERVICE_NAME = "antiphon.v1.LearnerService"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RunView(Protocol):
+    """The run as it stands."""
+
+    def snapshot(self) -> Run:
+        """Where it stands now."""
+        ...
+
+
+class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
+    """Serves `antiphon.v1.LearnerService`.
+
+    Args:
+        run: Where the run stands.
+        control: Takes what callers ask of the run.
+        events: What happened so far and happens next.
+    """
+
+    def __init__(self, run: RunView, control: RunControl, events: EventLog) -> None:
+        self._run = run
+        self._control = control
+        self._events = events
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        """Where the run stands."""
+        return pb.GetRunResponse(run=self._now())
+
+    async def WatchRun(
+        self, request: pb.WatchRunRequest, context: Context
+    ) -> AsyncIterator[pb.WatchRunResponse]:
+        """Events above `after_sequence`, until the run ends."""
+        async for event in self._events.follow(request.after_sequence):
+            yield wire.run_event_to_proto(event)
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        """Wait before the next rollout batch."""
+        self._control.pause()
+        return pb.PauseRunResponse(run=self._now())
+
+    async def ResumeRun(
+        self, request: pb.ResumeRunRequest, context: Context
+    ) -> pb.ResumeRunResponse:
+        """Go on."""
+        self._control.resume()
+        return pb.ResumeRunResponse(run=self._now())
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
+        """End the run: rollouts under way are dropped, updates finish."""
+        self._control.stop(request.reason or "StopRun")
+        return pb.StopRunResponse(run=self._now())
+
+    async def SaveCheckpoint(
+        self, request: pb.SaveCheckpointRequest, context: Context
+    ) -> pb.SaveCheckpointResponse:
+        """Refused: this version writes no checkpoints."""
+        _unavailable("checkpoints")
+
+    async def Evaluate(
+        self, request: pb.EvaluateRequest, context: Context
+    ) -> AsyncIterator[pb.EvaluateResponse]:
+        """Refused: this version does not evaluate."""
+        _unavailable("evaluation")
+        yield  # makes it a stream
+
+    def _now(self) -> pb.Run:
+        return wire.run_to_proto(self._run.snapshot())
+
+
+def _unavailable(feature: str) -> NoReturn:
+    raise ServiceError(
+        grpc.StatusCode.UNIMPLEMENTED,
+        f"this version of the learner does not offer {feature}",
+        reason="FEATURE_UNAVAILABLE",
+        metadata={"feature": feature},
+    )
