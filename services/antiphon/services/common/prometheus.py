@@ -1,0 +1,95 @@
+"""Metrics of the process, and the RPC metrics that every server has."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+
+from antiphon.services.common.errors import StartError
+
+_RPC_LABELS = ("grpc_type", "grpc_service", "grpc_method")
+_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcMetrics:
+    """Counts and latencies of calls by method."""
+
+    started: Counter
+    handled: Counter
+    seconds: Histogram
+
+
+_rpc_metrics: dict[CollectorRegistry, RpcMetrics] = {}
+_build_info: dict[CollectorRegistry, Gauge] = {}
+
+
+def rpc_metrics(registry: CollectorRegistry = REGISTRY) -> RpcMetrics:
+    """The RPC metrics in `registry`, made when first asked for."""
+    if registry not in _rpc_metrics:
+        _rpc_metrics[registry] = RpcMetrics(
+            Counter("grpc_server_started_total", "Calls begun.", _RPC_LABELS, registry=registry),
+            Counter(
+                "grpc_server_handled_total",
+                "Calls ended, by status code.",
+                (*_RPC_LABELS, "grpc_code"),
+                registry=registry,
+            ),
+            Histogram(
+                "grpc_server_handling_seconds",
+                "Time from the start of a call to its end.",
+                _RPC_LABELS,
+                buckets=_SECONDS,
+                registry=registry,
+            ),
+        )
+    return _rpc_metrics[registry]
+
+
+def tell_build(name: str, registry: CollectorRegistry = REGISTRY) -> None:
+    """Sets `antiphon_build_info` for the service `name`: version and Python, value 1."""
+    if registry not in _build_info:
+        _build_info[registry] = Gauge(
+            "antiphon_build_info",
+            "What runs here; always 1.",
+            ("service", "version", "python"),
+            registry=registry,
+        )
+    _build_info[registry].labels(name, version("antiphon"), platform.python_version()).set(1)
+
+
+def serve_metrics(
+    host: str, port: int, registry: CollectorRegistry = REGISTRY
+) -> tuple[str, Callable[[], None]]:
+    """Serves /metrics over HTTP from a thread; returns the bound "host:port" and what ends it."""
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise StartError(
+            f"cannot serve metrics on {host}:{port}: {error.strerror or error}; choose another "
+            "--metrics-port, 0 for any free one, or --no-metrics"
+        ) from error
+
+    def close() -> None:
+        _shut(server)
+        thread.join()
+
+    bound = f"[{host}]" if ":" in host else host
+    return f"{bound}:{server.server_port}", close
+
+
+def _shut(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()

@@ -1,0 +1,241 @@
+"""The server that every service is: health, reflection, metrics, token, TLS and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from antiphon.services.common.errors import StartError
+from antiphon.services.common.interceptors import Auth, Errors, Metrics, Requests
+from antiphon.services.common.prometheus import rpc_metrics, serve_metrics, tell_build
+from antiphon.services.common.server_settings import ServerSettings
+from antiphon.services.common.stopping import StopSignals, run_until_stopped
+from antiphon.services.common.tls import server_credentials
+
+__all__ = ["Server", "ServerSettings", "StartError", "StopSignals", "run_until_stopped"]
+
+logger = logging.getLogger(__name__)
+
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Server:
+    """A gRPC server on the running event loop.
+
+    Args:
+        settings: How it listens.
+        name: What it is called in logs and metrics, for example "reward".
+        services: Full names of the services that `register` adds, for health and reflection.
+        register: Adds the servicers to the gRPC server.
+        registry: Where its metrics are.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        name: str,
+        services: Sequence[str],
+        register: Callable[[grpc.aio.Server], None],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        settings.check()
+        self.settings = settings
+        self.name = name
+        self.instance_id = settings.instance_id or f"{socket.gethostname()}-{os.getpid()}"
+        self.boot_id = uuid.uuid4().hex
+        self.address = ""
+        self.metrics_address = ""
+        self.health_address = ""
+        self._services = tuple(services)
+        self._register = register
+        self._registry = registry
+        self._metrics = Metrics(rpc_metrics(registry))
+        self._health = HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._health_server: grpc.aio.Server | None = None
+        self._close_metrics: Callable[[], None] | None = None
+
+    async def start(self) -> None:
+        """Binds, starts, says SERVING and writes the address file.
+
+        Raises:
+            StartError: An address cannot be bound or a file cannot be read.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        tell_build(self.name, self._registry)
+        await self.set_serving(False)
+        self._server = self._make_server()
+        self._register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if settings.reflection or (settings.reflection is None and settings.on_loopback):
+            names = (*self._services, _HEALTH, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        credentials = None
+        if settings.tls_cert and settings.tls_key:
+            credentials = server_credentials(
+                settings.tls_cert, settings.tls_key, settings.tls_client_ca
+            )
+        self.address = _bind(self._server, settings.host, settings.port, credentials)
+        if settings.health_port is not None:
+            self._health_server = grpc.aio.server(options=_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
+            host = settings.health_host or (
+                "127.0.0.1" if settings.host.startswith("unix:") else settings.host
+            )
+            self.health_address = _bind(self._health_server, host, settings.health_port, None)
+            await self._health_server.start()
+        if settings.metrics_port is not None:
+            self.metrics_address, self._close_metrics = serve_metrics(
+                settings.metrics_host, settings.metrics_port, self._registry
+            )
+        await self._server.start()
+        await self.set_serving(True)
+        self._tell_address()
+        logger.info(
+            "%s serves on %s (metrics: %s)", self.name, self.address, self.metrics_address or "off"
+        )
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets what health says of the server and of each of its services."""
+        for service in ("", *self._services):
+            await self._health.set(service, _SERVING if serving else _NOT_SERVING)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Ends the server: NOT_SERVING, then calls in flight finish, then all is closed.
+
+        Watched health streams do not hold it up.
+
+        Args:
+            grace: Seconds for it all; by default that of the settings. What is still in flight
+                then is cancelled.
+        """
+        grace = self.settings.grace_seconds if grace is None else grace
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace
+        await self._health.enter_graceful_shutdown()
+        if self._server is not None:
+            await asyncio.sleep(min(self.settings.drain_seconds, grace))
+            left = max(0.0, deadline - loop.time())
+            refusing = asyncio.create_task(self._server.stop(left))
+            idle = asyncio.create_task(self._metrics.wait_idle())
+            await asyncio.wait((refusing, idle), return_when=asyncio.FIRST_COMPLETED)
+            if not idle.done():
+                idle.cancel()
+                logger.warning("%s ended with calls in flight after %g s", self.name, grace)
+            await self._server.stop(None)
+            await refusing
+        await self._close()
+        logger.info("%s has stopped", self.name)
+
+    async def _close(self) -> None:
+        for server in (self._server, self._health_server):
+            if server is not None:
+                await server.stop(None)
+        if self._close_metrics is not None:
+            await asyncio.to_thread(self._close_metrics)
+            self._close_metrics = None
+
+    def _make_server(self) -> grpc.aio.Server:
+        settings = self.settings
+        expose = settings.on_loopback or settings.expose_tracebacks
+        interceptors = [self._metrics, Errors(expose_tracebacks=expose)]
+        token = settings.token()
+        if token is not None:
+            interceptors.append(Auth(token))
+        interceptors.append(Requests())
+        options = list(_OPTIONS)
+        if settings.max_connection_age_seconds is not None:
+            age = int(settings.max_connection_age_seconds * 1000)
+            options.append(("grpc.max_connection_age_ms", age))
+        return grpc.aio.server(interceptors=interceptors, options=options)
+
+    def _tell_address(self) -> None:
+        path = self.settings.address_file
+        if path is None:
+            return
+        text = json.dumps(
+            {
+                "address": self.address,
+                "metrics_address": self.metrics_address,
+                "health_address": self.health_address,
+                "pid": os.getpid(),
+                "boot_id": self.boot_id,
+            }
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{self.boot_id}")
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+
+
+SERVER_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+# Without SO_REUSEPORT a taken port is an error instead of a server that gets half of the calls.
+_OPTIONS: tuple[tuple[str, int], ...] = (*SERVER_CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+
+
+def _bind(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+) -> str:
+    """Binds one address and returns it as callers write it."""
+    unix = host.startswith("unix:")
+    if unix:
+        _refuse_taken_socket(Path(host.removeprefix("unix:").removeprefix("//")))
+    bare = host.strip("[]")
+    target = host if unix else f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(target)
+        else:
+            bound = server.add_secure_port(target, credentials)
+    except RuntimeError as error:
+        bound = 0
+        cause: Exception | None = error
+    else:
+        cause = None
+    if not bound:
+        raise StartError(
+            f"cannot listen on {target}: the address is taken or not of this machine; choose "
+            "another --port (0 for any free one) or --host"
+        ) from cause
+    return target if unix else f"{target.rpartition(':')[0]}:{bound}"
+
+
+def _refuse_taken_socket(path: Path) -> None:
+    """Refuses what gRPC would do without a word: take a living server's socket over."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.settimeout(1)
+        probe.connect(str(path))
+        raise StartError(f"cannot listen on unix:{path}: another server listens there")

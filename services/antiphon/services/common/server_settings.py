@@ -1,0 +1,122 @@
+"""How a server listens, whom it lets in and how it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from antiphon.services.common.errors import StartError
+
+
+class ServerSettings(BaseModel):
+    """Settings that every server has; each is an option of the `antiphon serve` commands."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on, or unix:/path/of/socket. 0.0.0.0 for all."
+    )
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
+    metrics_host: str = Field("127.0.0.1", description="Address that /metrics listens on.")
+    metrics_port: int | None = Field(
+        0, ge=0, le=65535, description="Port of /metrics over HTTP; 0 for any free one."
+    )
+    health_host: str | None = Field(
+        None, description="Address of the health port; by default that of --host."
+    )
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="A port of its own, without TLS and token, that serves grpc.health.v1 only.",
+    )
+    tls_cert: Path | None = Field(None, description="Certificate chain (PEM); turns TLS on.")
+    tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+    tls_client_ca: Path | None = Field(
+        None, description="Callers must show a certificate signed by this CA (PEM): mTLS."
+    )
+    token_file: Path | None = Field(None, description="File with the token that callers must send.")
+    insecure: bool = Field(
+        False, description="Listen off loopback without TLS and token; for closed networks."
+    )
+    reflection: bool | None = Field(
+        None, description="gRPC reflection; by default on loopback only."
+    )
+    expose_tracebacks: bool = Field(
+        False, description="Send a user function's traceback to callers off loopback too."
+    )
+    instance_id: str = Field("", description="Name of this replica; by default host name and pid.")
+    grace_seconds: float = Field(
+        10, ge=0, description="Seconds from SIGTERM within which the process has ended."
+    )
+    drain_seconds: float = Field(
+        0,
+        ge=0,
+        description="Part of the grace in which calls are still taken while health says "
+        "NOT_SERVING, so that balancers look elsewhere.",
+    )
+    max_connection_age_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Ask callers to reconnect after this time, so that they find new replicas.",
+    )
+    address_file: Path | None = Field(
+        None, description="File that gets the bound addresses as JSON once the server serves."
+    )
+    exit_with_parent: bool = Field(
+        False, description="Stop when standard input ends, and ignore SIGINT: for child processes."
+    )
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.host)
+
+    def token(self) -> str | None:
+        """The token in `token_file`; None where no file is named."""
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise StartError(
+                f"cannot read the token file {self.token_file}: {error.strerror}"
+            ) from error
+        if not token:
+            raise StartError(f"the token file {self.token_file} is empty; write the token into it")
+        return token
+
+    def check(self) -> None:
+        """Refuses settings that contradict each other or that leave the server open.
+
+        Raises:
+            StartError: Says what to change.
+        """
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise StartError("TLS needs both --tls-cert and --tls-key; one of them is missing")
+        if self.tls_client_ca and not self.tls_cert:
+            raise StartError("--tls-client-ca (mTLS) needs --tls-cert and --tls-key as well")
+        if self.drain_seconds > self.grace_seconds:
+            raise StartError(
+                f"--drain-seconds {self.drain_seconds:g} must be within --grace-seconds "
+                f"{self.grace_seconds:g}"
+            )
+        guarded = self.tls_cert is not None and (self.token_file or self.tls_client_ca)
+        if not (self.on_loopback or guarded or self.insecure):
+            raise StartError(
+                f"refusing to listen on {self.host}, which other machines can reach, without "
+                "protection: give --tls-cert and --tls-key with --token-file or --tls-client-ca, "
+                "or listen on 127.0.0.1, or say --insecure where the network itself is closed"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is a unix socket or an address of this machine alone."""
+    if host.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
