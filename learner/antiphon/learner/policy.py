@@ -1,0 +1,342 @@
+"""One agent's policy: a model that is trained in place, and the optimiser that trains it.
+
+What is sampled is what is trained: the model's weights are at every moment those on the wire,
+
+    model = round(master)        to the wire's number format, nearest even
+
+computed in float32 on CPU. The float32 master weights take AdamW's step, so updates far below a
+bf16 unit in the last place add up instead of being rounded away. Where the wire is float32, master
+and model are one. A minibatch without a live node makes no step: nothing changes, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from antiphon.clients.types import FieldError, TensorDtype
+from antiphon.learner.logprobs import Row, batch_logprobs, collate, split_rows
+from antiphon.learner.loss import RATIO_CAP, LossStats, LossTokens, policy_loss, token_weights
+from antiphon.learner.samples import TrainingSample
+from antiphon.services.common import tensors
+
+MICRO_BATCH_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """How a policy is trained; defaults of AdamW are torch's.
+
+    `temperature` and `max_new_tokens` are those of the sampling, `max_staleness` above 0 truncates
+    ratios (loss.RATIO_CAP). `micro_batch_tokens` and `micro_batch_size` (completions) bound the
+    memory of a forward and change no result but by rounding.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    learning_rate: float = 5e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    importance_ratio: bool = True
+    loss_normalization: str = "sequence"
+    logprob_support: str = "sampled"
+    max_staleness: int = 0
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    micro_batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one minibatch did.
+
+    Means and maxima are over the live nodes' tokens and 0 where there are none. `logprob_gap` is
+    |log pi_learner - log pi_engine|, `entropy` the mean of -log pi_learner over the sampled tokens
+    (an estimate), `forced_tokens` those that the learner's own kept set had left out.
+    """
+
+    stepped: bool
+    live_nodes: int
+    dead_nodes: int
+    tokens: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    ratio_mean: float = 0.0
+    ratio_max: float = 0.0
+    clip_fraction: float = 0.0
+    logprob_gap_mean: float = 0.0
+    logprob_gap_max: float = 0.0
+    entropy: float = 0.0
+    forced_tokens: int = 0
+
+
+class Policy:
+    """An agent's model in training.
+
+    Attributes:
+        agent: The agent, from 0.
+        model: The module that was given, trained in place.
+        wire_dtype: Number format of its weights on the wire.
+        optimizer_steps: Optimiser steps so far.
+    """
+
+    def __init__(
+        self,
+        agent: int,
+        model: nn.Module,
+        settings: PolicySettings,
+        *,
+        wire_dtype: TensorDtype = TensorDtype.BFLOAT16,
+    ) -> None:
+        """Round the model's weights to `wire_dtype` and make it compute with them, in eval mode.
+
+        Raises:
+            FieldError: No parameter of the model requires a gradient.
+        """
+        self.agent = agent
+        self.model = model
+        self.settings = settings
+        self.wire_dtype = wire_dtype
+        self.optimizer_steps = 0
+        self._training = {module: module.training for module in model.modules()}
+        stored = model.state_dict(keep_vars=True).keys()
+        self._dtypes = {n: tensor.dtype for n, tensor in _floating(model) if n in stored}
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise FieldError(
+                f"agents[{agent}]",
+                "a model without a parameter that requires a gradient",
+                "requires_grad on what is to be trained",
+            )
+        model.eval()
+        self._to_compute_dtype()
+        self._masters = {name: self._master(p) for name, p in self._parameters.items()}
+        # Gradients of micro-batches are added in float32.
+        self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
+        self._optimizer = torch.optim.AdamW(
+            self._masters.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            fused=all(m.device.type in ("cpu", "cuda") for m in self._masters.values()),
+        )
+
+    def step(self, minibatch: Sequence[TrainingSample]) -> StepStats:
+        """Take one optimiser step on a minibatch of nodes, none where every node is dead.
+
+        Raises:
+            FloatingPointError: The gradient is not finite; weights and optimiser are unchanged.
+            FieldError: A sample lacks what the settings need.
+        """
+        live = [node for node in minibatch if not node.dead]
+        dead = len(minibatch) - len(live)
+        if not live:
+            return StepStats(stepped=False, live_nodes=0, dead_nodes=dead)
+        try:
+            stats, forced = self._backward(live)
+            grad_norm = self._grad_norm()
+            if not math.isfinite(grad_norm):
+                raise FloatingPointError(
+                    f"agent {self.agent}, optimiser step {self.optimizer_steps + 1}: the norm of "
+                    f"the gradient is {grad_norm} (loss {stats.loss}); weights are unchanged. "
+                    "Check the range of the rewards and the learning rate."
+                )
+            self._optimizer.step()
+        finally:
+            self._drop_gradients()
+        self._publish_to_model()
+        self.optimizer_steps += 1
+        return StepStats(
+            stepped=True,
+            live_nodes=len(live),
+            dead_nodes=dead,
+            tokens=stats.tokens,
+            loss=stats.loss,
+            grad_norm=grad_norm,
+            ratio_mean=stats.ratio_sum / stats.tokens,
+            ratio_max=stats.ratio_max,
+            clip_fraction=stats.clipped / stats.tokens,
+            logprob_gap_mean=stats.gap_sum / stats.tokens,
+            logprob_gap_max=stats.gap_max,
+            entropy=-stats.logprob_sum / stats.tokens,
+            forced_tokens=forced,
+        )
+
+    def wire_tensors(self) -> dict[str, Tensor]:
+        """The weights to publish by name, sharing the model's memory, exact in `wire_dtype`."""
+        return tensors.wire_tensors(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that bitwise continuation needs, as tensors and numbers; tensors are live."""
+        states = self._optimizer.state
+        return {
+            "optimizer_steps": self.optimizer_steps,
+            "masters": {name: master.detach() for name, master in self._masters.items()},
+            "moments": {
+                name: dict(states[master])
+                for name, master in self._masters.items()
+                if master in states
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave. Tensors are copied.
+
+        Raises:
+            FieldError: The state is of another model; nothing was changed.
+        """
+        masters = state["masters"]
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in masters.items()]
+        tensors.check_names_and_shapes(self._masters, shapes, "masters")
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(masters[name])
+        self._optimizer.state.clear()
+        for name, moments in state["moments"].items():
+            master = self._masters[name]
+            self._optimizer.state[master] = {
+                key: value.to(master.device, copy=True) for key, value in moments.items()
+            }
+        self.optimizer_steps = state["optimizer_steps"]
+        self._publish_to_model()
+
+    def restore_dtype(self) -> None:
+        """Hand the model back: its own number format, its training mode, no gradients.
+
+        The number format returns only where every weight survives exactly, so the model that the
+        caller holds is the one that was sampled from and trained; else it stays as computed.
+        """
+        self._drop_gradients()
+        named = dict(_floating(self.model))
+        weights = {name: named[name] for name in self._dtypes}
+        exact = all(
+            torch.equal(tensor.to(self._dtypes[name]).to(tensor.dtype), tensor)
+            for name, tensor in weights.items()
+        )
+        if exact:
+            for name, tensor in weights.items():
+                tensor.data = tensor.data.to(self._dtypes[name])
+        for module, training in self._training.items():
+            module.training = training
+
+    def _backward(self, live: Sequence[TrainingSample]) -> tuple[LossStats, int]:
+        """Leave the minibatch's gradient in the masters; statistics and forced tokens."""
+        settings = self.settings
+        self._drop_gradients()
+        weights = token_weights(live, settings.loss_normalization, settings.max_new_tokens)
+        rows = [
+            Row(node.prompt_token_ids, completion, weight)
+            for node, node_weights in zip(live, weights, strict=True)
+            for completion, weight in zip(node.completions, node_weights, strict=True)
+        ]
+        device = next(iter(self._parameters.values())).device
+        total, forced = LossStats(), 0
+        for part in split_rows(
+            rows, tokens=settings.micro_batch_tokens, size=settings.micro_batch_size
+        ):
+            batch = collate(part, settings.logprob_support, device)
+            with torch.enable_grad():
+                now = batch_logprobs(
+                    self.model,
+                    batch,
+                    temperature=settings.temperature,
+                    support=settings.logprob_support,
+                )
+                loss, stats = policy_loss(
+                    LossTokens(
+                        now.logprobs, batch.engine_logprobs, batch.advantages, batch.weights
+                    ),
+                    importance_ratio=settings.importance_ratio,
+                    clip_low=settings.clip_ratio_low,
+                    clip_high=settings.clip_ratio_high,
+                    ratio_cap=RATIO_CAP if settings.max_staleness > 0 else None,
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+            if self._low_precision:
+                self._gather_gradients()
+            total, forced = total + stats, forced + int(now.forced.sum().item())
+        self._gather_gradients()
+        return total, forced
+
+    def _gather_gradients(self) -> None:
+        """Add the model's gradients to the masters' in float32."""
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    def _drop_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            self._masters[name].grad = None
+
+    def _grad_norm(self) -> float:
+        grads = [master.grad for master in self._masters.values() if master.grad is not None]
+        return math.sqrt(
+            sum(torch.linalg.vector_norm(g, dtype=torch.float64).item() ** 2 for g in grads)
+        )
+
+    @torch.no_grad()
+    def _publish_to_model(self) -> None:
+        dtype = tensors.TORCH_DTYPES[self.wire_dtype]
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                parameter.copy_(self._masters[name].to(dtype))
+
+    @torch.no_grad()
+    def _to_compute_dtype(self) -> None:
+        """Round what goes over the wire, and compute in float32 (bf16 stays bf16 off the CPU)."""
+        wire = tensors.TORCH_DTYPES[self.wire_dtype]
+        for tensor in self.wire_tensors().values():
+            tensor.copy_(tensor.to(wire))
+        derived = _derived_buffers(self.model)
+        for name, tensor in _floating(self.model):
+            if name in derived:
+                tensor.data = derived[name].to(tensor.device)
+            elif tensor.device.type == "cpu" or tensor.dtype != wire:
+                tensor.data = tensor.data.float()
+
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        shared = self.wire_dtype is TensorDtype.FLOAT32
+        return parameter if shared else parameter.detach().to(torch.float32, copy=True)
+
+
+def _floating(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Floating-point parameters and buffers, each once."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point():
+            yield name, tensor
+
+
+def _derived_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that follow from the architecture (rotary frequencies), by name, at full precision.
+
+    `model.to(bfloat16)` rounds them, and no push mends it: the engine builds its own. Where they
+    were rounded they are taken from the same architecture built anew; else none is given.
+    """
+    stored = model.state_dict(keep_vars=True).keys()
+    rounded = [
+        name
+        for name, buffer in model.named_buffers()
+        if name not in stored and buffer.is_floating_point() and buffer.itemsize < 4
+    ]
+    if not rounded or not isinstance(model, PreTrainedModel):
+        return {}
+    with no_init_weights():
+        fresh = dict(type(model)(model.config).named_buffers())
+    return {name: fresh[name].float() for name in rounded if name in fresh}
