@@ -1,7 +1,7 @@
 """What every call passes through: counting, errors to statuses, the token.
 
-A call goes through `Metrics`, `Errors`, `Auth` and `Requests`, so that a refused token and a request
-that cannot be read are counted and answered like every other error.
+A call goes through `Metrics`, `Errors`, `Auth` and `Requests`, so that a refused token and a
+request that cannot be read are counted and answered like every other error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import hmac
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Method:
     kind: str
 
 
-class _Interceptor(ABC, grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Puts `around` about every known method's handler, whatever its kind."""
 
     reads_requests = False
@@ -61,12 +60,15 @@ class _Interceptor(ABC, grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return handler
         return _wrapped(
-            handler, functools.partial(self.around, Method(details.method, _kind(handler)))
+            handler,
+            functools.partial(self.around, Method(details.method, _kind(handler))),
+            self.reads_requests,
         )
 
-    @abstractmethod
     def around(self, method: Method, context: Context, call: Call) -> AsyncGenerator[Any, None]:
-        """Runs one call with what the interceptor adds; `call` is to be called once."""
+        """Runs one call; `call` is to be called once."""
+        del method, context
+        return call()
 
 
 class Metrics(_Interceptor):
@@ -173,14 +175,6 @@ class Requests(_Interceptor):
     """Makes bytes that are no message of the request's type an error like others; innermost."""
 
     reads_requests = True
-
-    async def around(
-        self, method: Method, context: Context, call: Call
-    ) -> AsyncGenerator[Any, None]:
-        """Runs one call."""
-        async with aclosing(call()) as answers:
-            async for answer in answers:
-                yield answer
 
 
 class _Malformed:
