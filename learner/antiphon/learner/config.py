@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.types import FieldError, SamplingParameters, TensorDtype
 
 JointMode = Literal["aligned", "cross"]
@@ -168,12 +170,8 @@ class MAGRPOConfig(BaseModel):
     """Seconds without a call after which a local generation service lets another run take it."""
     start_timeout: Seconds = 300.0
     """Seconds that services may take until they are ready."""
-    retry_attempts: int = Field(5, ge=1)
-    """Tries of a call that fails for a passing reason, the first included."""
-    retry_initial_backoff: Seconds = 0.5
-    """Seconds before the second try; doubles from try to try, with jitter."""
-    retry_max_backoff: Seconds = 15.0
-    """Most seconds between two tries."""
+    retry: RetryPolicy = RetryPolicy()
+    """How often, and after which pauses, a call that fails for a passing reason is made again."""
 
     @model_validator(mode="before")
     @classmethod
@@ -190,9 +188,8 @@ class MAGRPOConfig(BaseModel):
         if value is None or _none_word(value) is None:
             return "none"
         if str(value).strip().lower() == "mp":
-            raise ValueError(
-                "got 'mp', wanted 'none': this version does not offer updates spread over devices "
-                "by parallel_training; give agent_devices one device per agent instead"
+            raise _not_offered(
+                "'none'", "parallel_training='mp'; agent_devices takes one device per agent"
             )
         return value
 
@@ -200,33 +197,28 @@ class MAGRPOConfig(BaseModel):
     @classmethod
     def _no_reference_kl(cls, value: bool) -> bool:
         if value:
-            raise ValueError("got True, wanted False: this version does not offer a reference KL")
+            raise _not_offered("False", "a reference KL")
         return value
 
     @field_validator("reference_devices")
     @classmethod
     def _no_reference_models(cls, value: object) -> object:
         if value is not None:
-            raise ValueError(
-                f"got {value!r}, wanted None: this version does not offer reference models"
-            )
+            raise _not_offered("None", "reference models")
         return value
 
     @field_validator("max_staleness")
     @classmethod
     def _no_staleness(cls, value: int) -> int:
         if value > 0:
-            raise ValueError(
-                f"got {value}, wanted 0: this version does not offer training on completions of "
-                "older weights"
-            )
+            raise _not_offered("0", "training on completions of older weights")
         return value
 
     @field_validator("agent_devices")
     @classmethod
     def _some_device(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         if value is not None and (not value or not all(value)):
-            raise ValueError(f"got {value!r}, wanted 'auto', a device, or a list of devices")
+            raise PydanticCustomError("devices", "'auto', a device, or a list of devices")
         return value
 
     @model_validator(mode="after")
@@ -263,6 +255,14 @@ class MAGRPOConfig(BaseModel):
     def tensor_dtype(self) -> TensorDtype:
         """`wire_dtype` as the contract's type."""
         return TensorDtype(self.wire_dtype)
+
+
+def _not_offered(wanted: str, feature: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "not_offered",
+        "{wanted}: this version does not offer {feature}",
+        {"wanted": wanted, "feature": feature},
+    )
 
 
 def _unknown(name: str, known: Mapping[str, object]) -> str:
