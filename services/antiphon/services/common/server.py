@@ -18,6 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from antiphon.clients.channel_options import server_options
 from antiphon.services.common.errors import StartError
 from antiphon.services.common.interceptors import Auth, Errors, Metrics, Requests
 from antiphon.services.common.prometheus import rpc_metrics, serve_metrics, tell_build
@@ -166,7 +167,7 @@ class Server:
         if token is not None:
             interceptors.append(Auth(token))
         interceptors.append(Requests())
-        options = list(_OPTIONS)
+        options: list[tuple[str, int | str]] = list(_OPTIONS)
         if settings.max_connection_age_seconds is not None:
             age = int(settings.max_connection_age_seconds * 1000)
             options.append(("grpc.max_connection_age_ms", age))
@@ -191,17 +192,8 @@ class Server:
         part.replace(path)
 
 
-SERVER_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
-
 # Without SO_REUSEPORT a taken port is an error instead of a server that gets half of the calls.
-_OPTIONS: tuple[tuple[str, int], ...] = (*SERVER_CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+_OPTIONS = [*server_options(), ("grpc.so_reuseport", 0)]
 
 
 def _bind(
