@@ -116,7 +116,7 @@ class CallError(Exception):
             metadata=self.metadata,
             violations=self.violations,
             attempts=attempts,
-            earlier=tuple(summaries),
+            earlier=tuple(summaries)[:3],
         )
         error.__cause__ = self.__cause__
         return error

@@ -1,0 +1,86 @@
+"""One channel to one service, and how a call on it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from antiphon.clients.channel_options import PING_SECONDS
+from antiphon.clients.endpoint import Endpoint, open_channel
+from antiphon.clients.errors import CallError, ContractError, from_rpc_error
+from antiphon.clients.retry import RetryPolicy, call_with_retries
+from antiphon.clients.types import FieldError
+
+T = TypeVar("T")
+
+
+class Client:
+    """What the clients of all services share: a channel, retries, and how errors look.
+
+    Args:
+        endpoint: Where the service is; a plain address will do.
+        retry: How often transient failures are tried again.
+        service: Full name of the gRPC service.
+        ping_seconds: Pause between keepalive pings.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint | str,
+        *,
+        retry: RetryPolicy | None = None,
+        service: str,
+        ping_seconds: float = PING_SECONDS,
+    ) -> None:
+        self.endpoint = Endpoint.of(endpoint)
+        self.retry = retry or RetryPolicy()
+        self._channel = open_channel(self.endpoint, ping_seconds=ping_seconds, service=service)
+
+    @property
+    def address(self) -> str:
+        """Where the service is."""
+        return self.endpoint.address
+
+    async def close(self) -> None:
+        """Close the channel; calls under way are cancelled."""
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _error(self, error: grpc.aio.AioRpcError, rpc: str) -> CallError:
+        return from_rpc_error(error, address=self.address, rpc=rpc)
+
+    def _checked(self, rpc: str, convert: Callable[[Any], T], answer: Any) -> T:
+        """Convert an answer; a field that breaks the contract names service and method."""
+        try:
+            return convert(answer)
+        except FieldError as error:
+            raise ContractError(self.address, rpc, str(error)) from error
+
+    async def _once(self, method: Any, rpc: str, request: Any, timeout: float) -> Any:
+        try:
+            return await method(request, timeout=timeout, metadata=self.endpoint.metadata())
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, rpc) from error
+
+    async def _call(
+        self, method: Any, request: Any, convert: Callable[[Any], T], *, rpc: str, timeout: float
+    ) -> T:
+        """Make a unary call with retries; `timeout` is the deadline of each attempt."""
+        answer = await call_with_retries(
+            lambda _: self._once(method, rpc, request, timeout), self.retry
+        )
+        return self._checked(rpc, convert, answer)

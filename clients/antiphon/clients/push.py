@@ -1,0 +1,132 @@
+"""How weights are pushed: in chunks inside tensors, going on where a broken push stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import grpc
+
+from antiphon.clients.digest import chunk_checksum
+from antiphon.clients.errors import CallError, ContractError
+from antiphon.clients.retry import Attempts
+from antiphon.clients.types import (
+    FieldError,
+    PushHeader,
+    PushKind,
+    PushResult,
+    PushState,
+    PushStatus,
+    WeightsChunk,
+)
+from antiphon.clients.wire import push_request_to_proto, push_result_from_proto
+from antiphon.v1 import generation_pb2 as pb
+
+CHUNK_BYTES = 1 << 20
+"""Bytes in one message of a push: 1 MiB was the fastest size that every receiver takes."""
+
+ReadTensor = Callable[[int], memoryview]
+PushOnce = Callable[
+    [AsyncIterator[pb.PushWeightsRequest], float], Awaitable[pb.PushWeightsResponse]
+]
+GetStatus = Callable[[PushHeader, float], Awaitable[PushStatus]]
+
+STATUS_SECONDS = 30.0
+"""Longest deadline of a GetPushStatus call between two attempts."""
+
+
+async def push_weights(
+    push_once: PushOnce,
+    get_status: GetStatus,
+    header: PushHeader,
+    read_tensor: ReadTensor,
+    *,
+    timeout: float,
+    chunk_bytes: int,
+    attempts: Attempts,
+    address: str,
+) -> PushResult:
+    """Push until the service answers that exactly these weights are applied.
+
+    See `GenerationClient.push_weights`, whose work this is.
+    """
+    received: Sequence[int] = ()
+    while True:
+        try:
+            messages = push_messages(header, read_tensor, received, chunk_bytes)
+            response = await push_once(messages, timeout)
+            break
+        except CallError as error:
+            await attempts.pause_after(error, transient=error.transient or _damaged(error))
+        arrived = _arrived(await get_status(header, min(timeout, STATUS_SECONDS)), header, address)
+        if sum(arrived) > sum(received):
+            attempts.progressed()
+        received = arrived
+    result = push_result_from_proto(response)
+    if (result.weights_version, result.digest) != (header.version, header.digest):
+        raise ContractError(
+            address,
+            "PushWeights",
+            f"applied version {result.weights_version} with digest {result.digest.hex()}, pushed "
+            f"version {header.version} with digest {header.digest.hex()}",
+        )
+    return result
+
+
+async def push_messages(
+    header: PushHeader,
+    read_tensor: ReadTensor,
+    received: Sequence[int] = (),
+    chunk_bytes: int = CHUNK_BYTES,
+) -> AsyncIterator[pb.PushWeightsRequest]:
+    """Yield the header, then the chunks that the service does not have yet.
+
+    Args:
+        header: What is pushed.
+        read_tensor: Gives a tensor's bytes; called in a thread.
+        received: Bytes that have arrived of each tensor from its start; empty for none.
+        chunk_bytes: Most bytes in one chunk.
+
+    Raises:
+        FieldError: A tensor of a FULL push does not have the bytes that the header says.
+    """
+    yield push_request_to_proto(header)
+    for index, spec in enumerate(header.tensors):
+        start = received[index] if index < len(received) else 0
+        if start >= spec.nbytes:
+            continue
+        data = (await asyncio.to_thread(read_tensor, index)).cast("B")
+        if header.kind is PushKind.FULL and data.nbytes != spec.nbytes:
+            raise FieldError(
+                f"read_tensor({index})",
+                f"{data.nbytes} bytes",
+                f"{spec.nbytes} for {spec.name} of shape {spec.shape} in {spec.dtype}",
+            )
+        for offset in range(start, data.nbytes, chunk_bytes):
+            part = bytes(data[offset : offset + chunk_bytes])
+            yield push_request_to_proto(WeightsChunk(index, offset, part, chunk_checksum(part)))
+
+
+def _damaged(error: CallError) -> bool:
+    """Whether bytes were damaged on the way: nothing was applied, so they are sent again."""
+    return error.code is grpc.StatusCode.DATA_LOSS and error.reason == "PUSH_CHECKSUM_MISMATCH"
+
+
+def _arrived(status: PushStatus, header: PushHeader, address: str) -> Sequence[int]:
+    """Bytes of each tensor that need not be sent again."""
+    sizes = [spec.nbytes for spec in header.tensors]
+    if status.state in (PushState.APPLYING, PushState.APPLIED):
+        return sizes
+    if status.state is PushState.UNKNOWN:
+        return [0] * len(sizes)
+    received = status.received_bytes
+    if len(received) != len(sizes) or any(
+        got > size for got, size in zip(received, sizes, strict=False)
+    ):
+        raise ContractError(
+            address,
+            "GetPushStatus",
+            f"received_bytes {list(received)[:10]} do not fit {len(sizes)} tensors of "
+            f"{sizes[:10]} bytes",
+        )
+    return received
