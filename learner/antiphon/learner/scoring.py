@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from antiphon.clients.errors import CallError
 from antiphon.clients.types import JointAction, Score, ScoredJointAction, Task, TransitionResult
 
 RewardProcessor = Callable[[float], Any]
@@ -23,6 +22,7 @@ class RewardCalls(Protocol):
         joint_actions: Sequence[JointAction],
         *,
         timeout: float,  # noqa: ASYNC109
+        on_failure: Literal["raise", "missing"],
     ) -> list[Score]:
         """Scores in the order asked."""
         ...
@@ -86,7 +86,13 @@ class RewardScorer:
         self, task: Task, joint_actions: Sequence[JointAction]
     ) -> list[tuple[Score, float | None]]:
         """Score and reward (None where missing) of each joint action, in the order asked."""
-        scores = await self._scores(task, joint_actions)
+        scores = await self._client.score(
+            self._run_id,
+            [task],
+            joint_actions,
+            timeout=self._timeout,
+            on_failure="missing" if self._failures_are_missing else "raise",
+        )
         values = [_finite(score.value) for score in scores]
         if self._processor is not None and any(value is not None for value in values):
             processor = self._processor
@@ -95,24 +101,6 @@ class RewardScorer:
                 f"reward_processor {_name(processor)}",
             )
         return list(zip(scores, values, strict=True))
-
-    async def _scores(self, task: Task, joint_actions: Sequence[JointAction]) -> list[Score]:
-        """Scores in the order asked. A failure that names joint actions costs only those."""
-        scores: dict[str, Score] = {}
-        waiting = list(joint_actions)
-        while waiting:
-            try:
-                came = await self._client.score(
-                    self._run_id, [task], waiting, timeout=self._timeout
-                )
-            except CallError as error:
-                if not self._failures_are_missing:
-                    raise
-                failed = _named(error, waiting) or {action.id for action in waiting}
-                came = [Score(id_, None, missing_reason=str(error)) for id_ in failed]
-            scores |= {score.joint_action_id: score for score in came}
-            waiting = [action for action in waiting if action.id not in scores]
-        return [scores[action.id] for action in joint_actions]
 
 
 class ServiceTransitions:
@@ -145,13 +133,6 @@ class ServiceTransitions:
         return await self._client.transition(
             self._run_id, [task], scored, num_agents=self._num_agents, timeout=self._timeout
         )
-
-
-def _named(error: CallError, waiting: Sequence[JointAction]) -> set[str]:
-    """The joint actions of this call that the service names as the ones that failed."""
-    named = error.metadata.get("joint_action_ids", "")
-    ids = {part.strip() for part in named.split(",")}
-    return {action.id for action in waiting if action.id in ids}
 
 
 def _processed(processor: RewardProcessor, value: float) -> float | None:

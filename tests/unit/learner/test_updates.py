@@ -1,0 +1,100 @@
+"""Nodes become optimiser steps in the order that design.md gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from antiphon.learner.buffer import RolloutBuffer
+from antiphon.learner.policy import StepStats
+from antiphon.learner.samples import TrainingSample
+from antiphon.learner.updates import Updates
+
+
+@dataclass
+class Recorder:
+    """Writes down the nodes of every step; `dead` tasks take none."""
+
+    dead: frozenset[str] = frozenset()
+    steps: list[list[str]] = field(default_factory=list)
+
+    def step(self, minibatch: Sequence[TrainingSample]) -> StepStats:
+        self.steps.append(sorted(sample.task_id for sample in minibatch))
+        live = sum(sample.task_id not in self.dead for sample in minibatch)
+        return StepStats(stepped=live > 0, live_nodes=live, dead_nodes=len(minibatch) - live)
+
+
+def sample(agent: int, turn: int, name: str) -> TrainingSample:
+    return TrainingSample(
+        agent=agent,
+        turn=turn,
+        task_id=name,
+        row=0,
+        path=(),
+        prompt_token_ids=(1,),
+        completions=(),
+        dead=False,
+        mean_reward=None,
+        mean_return=None,
+        oldest_version=1,
+    )
+
+
+def nodes(agent: int, *names: str) -> list[TrainingSample]:
+    """Nodes of turn 1 ("r…") and turn 2 (others)."""
+    return [sample(agent, 1 if name.startswith("r") else 2, name) for name in names]
+
+
+def updates(policies: list[Recorder], size: int = 2) -> Updates:
+    buffers = [RolloutBuffer(agent, size, None, seed=0) for agent in range(len(policies))]
+    return Updates(buffers, policies, threads=2)
+
+
+async def test_steps_of_two_tasks_are_those_that_the_design_writes_out() -> None:
+    """G 4, T 2, buffer 2: root; c1 | c2,c3 | root'; c4 | c1',c2' | c3',c4'."""
+    policy = Recorder()
+    made = updates([policy])
+    try:
+        await made.run([nodes(0, "r", "c1", "c2", "c3", "c4")], end_of_epoch=False)
+        await made.run([nodes(0, "r'", "d1", "d2", "d3", "d4")], end_of_epoch=True)
+    finally:
+        made.close()
+    assert policy.steps == [["r"], ["c1"], ["c2", "c3"], ["r'"], ["c4"], ["d1", "d2"], ["d3", "d4"]]
+
+
+async def test_what_is_left_drains_at_the_end_of_an_epoch_only() -> None:
+    policy = Recorder()
+    made = updates([policy])
+    try:
+        (first,) = await made.run([nodes(0, "r")], end_of_epoch=False)
+        assert (policy.steps, first.stepped) == ([], False)
+        (last,) = await made.run([[]], end_of_epoch=True)
+    finally:
+        made.close()
+    assert (policy.steps, last.stepped) == ([["r"]], True)
+
+
+async def test_an_agent_whose_nodes_are_all_dead_has_not_stepped() -> None:
+    """L5: no optimiser step, so nothing to publish; the other agent is not concerned."""
+    made = updates([Recorder(), Recorder(dead=frozenset({"r", "c"}))])
+    try:
+        one, two = await made.run([nodes(0, "r", "c"), nodes(1, "r", "c")], end_of_epoch=False)
+    finally:
+        made.close()
+    assert (one.stepped, two.stepped) == (True, False)
+    assert [stats.dead_nodes for _, stats in two.steps] == [1, 1]
+
+
+async def test_a_step_that_fails_is_the_error_of_the_update() -> None:
+    class Broken(Recorder):
+        def step(self, minibatch: Sequence[TrainingSample]) -> StepStats:
+            raise FloatingPointError("the norm is nan")
+
+    made = updates([Recorder(), Broken()])
+    try:
+        with pytest.raises(FloatingPointError, match="the norm is nan"):
+            await made.run([nodes(0, "r", "c"), nodes(1, "r", "c")], end_of_epoch=False)
+    finally:
+        made.close()
