@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from tests.e2e import reference, tiny_task
 from tests.e2e.recording import Recording, record_generation
+from tests.support import run_folders
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from antiphon.clients.types import Completion
@@ -24,6 +25,7 @@ class Compared:
     """A run and its reference: `trees` by task, `agents` [N], rewards as the user saw them."""
 
     trainer: MAGRPOTrainer
+    folder: Path
     settings: reference.Settings
     recording: Recording
     trees: list[reference.Node]
@@ -105,7 +107,8 @@ def run_and_compare(
     )
     trainer.train()
     trees = _replay(recording, agents, prompts, reward, next_prompts, settings)
-    return Compared(trainer, settings, recording, trees, agents, calls)
+    folder = run_folders.find(directory)
+    return Compared(trainer, folder, settings, recording, trees, agents, calls)
 
 
 def _replay(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.e2e import tiny_task
 from tests.e2e.comparison import Compared, run_and_compare
-from tests.e2e.reference import Settings, group, kept_size
+from tests.e2e.reference import Settings, group, kept_size, mean, returns
+from tests.support import run_folders
 from tests.support.models import tiny_model, tiny_tokenizer
 from transformers import LlamaForCausalLM
 
@@ -65,8 +67,63 @@ def check_tree(compared: Compared) -> None:
     assert sorted(joint_actions) == sorted(compared.reward_calls)
 
 
+def check_record(compared: Compared) -> None:
+    """The run folder's rollouts and metrics hold the reference's numbers."""
+    nodes = [node for tree in compared.trees for node in tree.walk()]
+    lines = run_folders.rollouts(compared.folder)
+    assert [tuple(line["path"]) for line in lines] == [node.path for node in nodes]
+    for line, node in zip(lines, nodes, strict=True):
+        joint_returns = returns(node, compared.settings.discount)
+        assert line["mean_reward"] == near(node.mean_reward)
+        assert line["mean_return"] == near(mean(joint_returns))
+        assert [j["reward"] for j in line["joint_actions"]] == near(node.rewards)
+        assert [j["return"] for j in line["joint_actions"]] == near(joint_returns)
+        for agent, told in enumerate(line["agents"]):
+            expected = group(node, agent, compared.settings)
+            trained = [c for c in told["completions"] if c["return"] is not None]
+            assert told["prompt"] == node.prompts[agent]
+            assert told["dead"] == expected.dead
+            assert [c["text"] for c in trained] == [c.text for c in expected.completions]
+            assert [c["return"] for c in trained] == near(expected.returns)
+            if not expected.dead:
+                assert [c["advantage"] for c in trained] == near(expected.advantages)
+
+    rows = run_folders.metrics(compared.folder)
+    for turn in sorted({node.turn for node in nodes}):
+        of_turn = [node for node in nodes if node.turn == turn]
+        name, count = f"turn_{turn}", f"turn_{turn}/nodes"
+        rewards = [node.mean_reward for node in of_turn]
+        assert run_folders.total(rows, count) == len(of_turn)
+        if None not in rewards:
+            expected_return = mean([mean(returns(n, compared.settings.discount)) for n in of_turn])
+            came = run_folders.overall_mean(rows, f"{name}/reward_mean", count)
+            assert came == near(mean(rewards))
+            came = run_folders.overall_mean(rows, f"{name}/expected_return", count)
+            assert came == near(expected_return)
+
+
+def check_steps(compared: Compared) -> None:
+    """Number, loss and gradient norm of every agent's optimiser steps."""
+    rows = run_folders.metrics(compared.folder)
+    for agent in compared.agents:
+        name = f"agent_{agent.index}"
+        steps = len(agent.steps)
+        assert run_folders.total(rows, f"{name}/steps") == steps
+        loss = run_folders.overall_mean(rows, f"{name}/loss", f"{name}/steps")
+        norm = run_folders.overall_mean(rows, f"{name}/grad_norm", f"{name}/steps")
+        assert loss == pytest.approx(sum(s.loss for s in agent.steps) / steps, abs=1e-4)
+        assert norm == pytest.approx(sum(s.grad_norm for s in agent.steps) / steps, rel=1e-4)
+
+
+def near(value: Any) -> Any:
+    """Equal but for rounding; None only equals None."""
+    return pytest.approx(value, abs=1e-9, rel=1e-9)
+
+
 def check(compared: Compared) -> None:
     check_tree(compared)
+    check_record(compared)
+    check_steps(compared)
     check_sampling(compared)
     check_weights(compared)
 

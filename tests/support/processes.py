@@ -40,8 +40,8 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> N
 
 
 def command(*arguments: str) -> list[str]:
-    """`antiphon …` run by this interpreter."""
-    return [sys.executable, "-c", "from antiphon.clients.cli import main; main()", *arguments]
+    """`antiphon …` as installed beside this interpreter."""
+    return [str(Path(sys.executable).parent / "antiphon"), *arguments]
 
 
 def run(
