@@ -76,13 +76,18 @@ def tensor_specs(tensors: Mapping[str, Tensor], dtype: TensorDtype) -> tuple[Ten
     )
 
 
+def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def check_names_and_shapes(
-    wanted: Mapping[str, Tensor], given: Iterable[tuple[str, tuple[int, ...]]], field: str
+    wanted: Mapping[str, tuple[int, ...]], given: Iterable[tuple[str, tuple[int, ...]]], field: str
 ) -> None:
     """Checks that `given` names each of the `wanted` tensors once, in their shapes.
 
     Args:
-        wanted: A model's wire tensors.
+        wanted: Shapes of a model's wire tensors.
         given: Name and shape of each tensor that is to replace them.
         field: Where the given tensors stand, for the message.
 
@@ -100,11 +105,11 @@ def check_names_and_shapes(
             )
         if name in shapes:
             raise FieldError(f"{field}[{index}].name", f"{name!r} again", "each tensor once")
-        if shape != tuple(wanted[name].shape):
+        if shape != wanted[name]:
             raise FieldError(
                 f"{field}[{index}].shape",
                 f"{list(shape)}",
-                f"{list(wanted[name].shape)} for {name!r}",
+                f"{list(wanted[name])} for {name!r}",
             )
         shapes[name] = shape
     if missing := [name for name in wanted if name not in shapes]:
@@ -125,8 +130,7 @@ def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         FieldError: A tensor is unknown, missing or of another shape; nothing was written.
     """
     targets = wire_tensors(model)
-    shapes = ((name, tuple(tensor.shape)) for name, tensor in tensors.items())
-    check_names_and_shapes(targets, shapes, "tensors")
+    check_names_and_shapes(tensor_shapes(targets), tensor_shapes(tensors).items(), "tensors")
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)

@@ -1,0 +1,1 @@
+"""The generation service: samples completions of one agent and takes that agent's weights."""

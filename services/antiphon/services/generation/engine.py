@@ -1,0 +1,114 @@
+"""What the generation service asks of an engine; a new engine is one more file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.clients.types import (
+    Completion,
+    EngineCapabilities,
+    LoadedWeights,
+    Prompt,
+    SamplingParameters,
+    TensorSpec,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine runs; the fields are those of `GetModelInfoResponse`."""
+
+    model: str
+    engine: str
+    vocabulary_size: int
+    tokenizer_fingerprint: bytes
+    context_length: int
+    end_token_ids: tuple[int, ...]
+    capabilities: EngineCapabilities
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's token ids, at least one, and a seed per sample wanted of it."""
+
+    token_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """Prompts to complete together.
+
+    `admit` is called in the engine's thread with the weights about to sample, when the request's
+    turn has come and after a swap in its middle; it raises where they must not sample it.
+    """
+
+    prompts: tuple[EncodedPrompt, ...]
+    sampling: SamplingParameters
+    include_full_logprobs: bool
+    admit: Callable[[LoadedWeights], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PushedTensor:
+    """A verified tensor of a push: what it is and its bytes, row-major."""
+
+    spec: TensorSpec
+    data: memoryview
+
+
+class Engine(Protocol):
+    """Samples in a thread of its own, one request or swap after another in order of arrival."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine runs."""
+        ...
+
+    @property
+    def loaded(self) -> LoadedWeights:
+        """The weights that sample now. It moves once all tensors of a push are applied."""
+        ...
+
+    @property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of every tensor that a full push holds."""
+        ...
+
+    @property
+    def seconds_since_step(self) -> float:
+        """Age of the last finished step while there is work; 0 while idle."""
+        ...
+
+    def encode(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """The prompt's token ids. May take long and be called from any thread.
+
+        Raises:
+            FieldError: Naming `field`, where the prompt cannot be completed at all.
+        """
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+        """Yields completions as they end, without `instance_id` and `boot_id`.
+
+        Closing the generator or cancelling the task that reads it frees the request's rows.
+        """
+        ...
+
+    async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
+        """Swaps all weights and returns the seconds in which nothing could be sampled.
+
+        The tensors have the names and shapes of `tensor_shapes`. Cancelling the wait does not
+        undo the swap.
+        """
+        ...
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        ...
+
+    async def stop(self) -> None:
+        """Drops all work and ends the engine's thread."""
+        ...

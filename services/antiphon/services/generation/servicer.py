@@ -1,0 +1,60 @@
+"""`antiphon.v1.GenerationService` on the wire: convert, call, convert back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+
+from antiphon.clients import wire
+from antiphon.services.generation.service import GenerationService
+from antiphon.services.generation.weights_receiver import Part
+from antiphon.v1 import generation_pb2 as pb
+from antiphon.v1 import generation_pb2_grpc
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Puts a `GenerationService` on the wire."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, _context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        """Samples completions."""
+        asked = wire.generate_request_from_proto(request)
+        async with aclosing(self._service.generate(asked)) as completions:
+            async for completion in completions:
+                yield pb.GenerateResponse(completion=wire.completion_to_proto(completion))
+
+    async def PushWeights(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.PushWeightsRequest], _context: Context
+    ) -> pb.PushWeightsResponse:
+        """Replaces the weights."""
+        result = await self._service.push_weights(_parts(request_iterator))
+        return wire.push_result_to_proto(result)
+
+    async def GetPushStatus(  # noqa: N802
+        self, request: pb.GetPushStatusRequest, _context: Context
+    ) -> pb.GetPushStatusResponse:
+        """Says how far a push has come."""
+        query = wire.push_status_request_from_proto(request)
+        return wire.push_status_to_proto(self._service.push_status(query))
+
+    async def GetModelInfo(  # noqa: N802
+        self, _request: pb.GetModelInfoRequest, _context: Context
+    ) -> pb.GetModelInfoResponse:
+        """Says what runs here."""
+        return wire.model_info_to_proto(self._service.model_info())
+
+
+async def _parts(messages: AsyncIterator[pb.PushWeightsRequest]) -> AsyncGenerator[Part]:
+    async for message in messages:
+        yield wire.push_request_from_proto(message)

@@ -1,0 +1,322 @@
+"""The engine that runs a Hugging Face model with a decode loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from antiphon.clients.digest import weights_digest
+from antiphon.clients.types import (
+    Completion,
+    EngineCapabilities,
+    FieldError,
+    LoadedWeights,
+    Prompt,
+    PushKind,
+    TensorDtype,
+)
+from antiphon.services.common.models import (
+    context_length,
+    end_token_ids,
+    tokenizer_fingerprint,
+)
+from antiphon.services.common.tensors import (
+    copy_into,
+    from_bytes,
+    tensor_shapes,
+    tensor_specs,
+    to_bytes,
+    wire_tensors,
+)
+from antiphon.services.generation.batch import Batch, Row
+from antiphon.services.generation.codec import Codec
+from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
+from antiphon.services.generation.engine_thread import EngineThread
+from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+OnSwap = Literal["finish", "continue"]
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: object
+) -> None:
+    """Calls a function in the event loop; where that has closed, nobody waits any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, argument)
+
+
+class _Generation:
+    """A request on its way through the engine's thread; answers arrive in `events`."""
+
+    def __init__(self, engine: TransformersEngine, request: EngineRequest) -> None:
+        self.request = request
+        self.cancelled = threading.Event()
+        self.events: asyncio.Queue[Completion | BaseException | None] = asyncio.Queue()
+        self.submitted = time.perf_counter()
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+
+    def run(self) -> None:
+        """Decodes all batches of the request."""
+        self._engine.run_generation(self)
+        self.post(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the request with an error."""
+        self.post(error)
+
+    def post(self, event: Completion | BaseException | None) -> None:
+        """Hands a completion, an error or the end to the event loop."""
+        _call_soon(self._loop, self.events.put_nowait, event)
+
+
+class _Swap:
+    """New weights on their way into the model; `done` resolves to the pause in seconds."""
+
+    def __init__(
+        self, engine: TransformersEngine, tensors: Sequence[PushedTensor], loaded: LoadedWeights
+    ) -> None:
+        self.tensors = tensors
+        self.loaded = loaded
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[float] = self._loop.create_future()
+
+    def run(self) -> None:
+        """Swaps, with no batch under way."""
+        began = time.perf_counter()
+        self._engine.swap(self)
+        self.succeed(time.perf_counter() - began)
+
+    def succeed(self, pause_seconds: float) -> None:
+        """Tells whoever waits that the weights sample now."""
+        _call_soon(self._loop, self._resolve, pause_seconds)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells whoever waits that the swap failed."""
+        _call_soon(self._loop, self._resolve, error)
+
+    def _resolve(self, outcome: float | BaseException) -> None:
+        if self.done.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.done.set_exception(outcome)
+        else:
+            self.done.set_result(outcome)
+
+
+class TransformersEngine:
+    """Samples from a causal language model of `transformers`.
+
+    Args:
+        model: On its device and in the number format that it computes in.
+        tokenizer: Its tokenizer.
+        source: What it was loaded from, for `GetModelInfo`.
+        weights: False where the model holds no weights yet and waits for a push.
+        weights_dtype: The starting weights are rounded to it, and their digest is of tensors in
+            it, as if they had been pushed.
+        max_batch_size: Most rows that are decoded together; larger requests run in several batches.
+        on_swap: Whether completions under way finish before new weights are swapped in, or go on
+            under them.
+        metrics: Where it counts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        source: str,
+        weights: bool = True,
+        weights_dtype: TensorDtype = TensorDtype.BFLOAT16,
+        max_batch_size: int = 64,
+        on_swap: OnSwap = "finish",
+        metrics: GenerationMetrics | None = None,
+    ) -> None:
+        self.model = model
+        self._end_ids = frozenset(end_token_ids(model, tokenizer))
+        self._max_batch_size = max_batch_size
+        self._on_swap: OnSwap = on_swap
+        self._metrics = metrics or generation_metrics()
+        self._thread = EngineThread()
+        head = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        vocabulary_size = int(config.vocab_size if head is None else head.weight.shape[0])
+        self._codec = Codec(tokenizer, vocabulary_size)
+        self.info = EngineInfo(
+            model=source,
+            engine="transformers",
+            vocabulary_size=vocabulary_size,
+            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            context_length=context_length(model.config),
+            end_token_ids=tuple(sorted(self._end_ids)),
+            capabilities=EngineCapabilities(
+                push_kinds=frozenset({PushKind.FULL}),
+                token_ids=True,
+                logprobs=True,
+                full_logprobs=True,
+                seeds=True,
+            ),
+        )
+        tensors = wire_tensors(model)
+        self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(tensors)
+        self.loaded = LoadedWeights()
+        if weights:
+            self._round(weights_dtype)
+            self.loaded = LoadedWeights(digest=weights_digest(tensor_specs(tensors, weights_dtype)))
+        self._metrics.step_age.set_function(lambda: self._thread.seconds_since_step)
+        self._metrics.requests_waiting.set_function(lambda: float(self._thread.waiting))
+        self._metrics.weights_version.set(0)
+
+    def _round(self, dtype: TensorDtype) -> None:
+        for tensor in wire_tensors(self.model).values():
+            rounded = from_bytes(to_bytes(tensor, dtype), dtype, tuple(tensor.shape))
+            with torch.no_grad():
+                tensor.copy_(rounded)
+
+    @property
+    def seconds_since_step(self) -> float:
+        """Age of the last decode step, batch or swap while there is work; 0 while idle."""
+        return self._thread.seconds_since_step
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Drops all work and ends the engine's thread."""
+        await asyncio.to_thread(self._thread.stop)
+
+    def encode(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """The prompt's token ids; see `Codec.encode`."""
+        return self._codec.encode(prompt, field)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+        """Yields completions as they end; closing the generator frees the request's rows."""
+        job = _Generation(self, request)
+        self._thread.put(job)
+        result = "cancelled"
+        try:
+            while (event := await job.events.get()) is not None:
+                if isinstance(event, BaseException):
+                    result = "failed"
+                    raise event
+                yield event
+            result = "finished"
+        finally:
+            job.cancelled.set()
+            self._metrics.requests.labels(result).inc()
+            self._metrics.end_to_end.observe(time.perf_counter() - job.submitted)
+
+    async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
+        """Queues a swap and returns the pause in seconds once it is done."""
+        job = _Swap(self, tensors, loaded)
+        self._thread.put(job)
+        return await asyncio.shield(job.done)
+
+    def swap(self, job: _Swap) -> None:
+        """Overwrites the model's weights; runs in the engine's thread between steps.
+
+        A failure in its middle leaves weights that must not sample: the engine then has none.
+        """
+        new = {
+            pushed.spec.name: from_bytes(pushed.data, pushed.spec.dtype, pushed.spec.shape)
+            for pushed in job.tensors
+        }
+        try:
+            copy_into(self.model, new)
+        except FieldError:
+            raise  # Refused before the first byte was written: the old weights are whole.
+        except BaseException:
+            self.loaded = LoadedWeights()
+            raise
+        self.loaded = job.loaded
+        self._metrics.weights_version.set(job.loaded.version)
+
+    def run_generation(self, job: _Generation) -> None:
+        """Decodes a request's batches in order; runs in the engine's thread."""
+        began = time.perf_counter()
+        self._metrics.queue.observe(began - job.submitted)
+        rows = [
+            Row(prompt_index, sample_index, prompt.token_ids, seed)
+            for prompt_index, prompt in enumerate(job.request.prompts)
+            for sample_index, seed in enumerate(prompt.seeds)
+        ]
+        with self._metrics.requests_running.track_inprogress():
+            for start in range(0, len(rows), self._max_batch_size):
+                if job.cancelled.is_set():
+                    return
+                job.request.admit(self.loaded)
+                self._run_batch(job, rows[start : start + self._max_batch_size])
+
+    def _run_batch(self, job: _Generation, rows: list[Row]) -> None:
+        request, metrics = job.request, self._metrics
+        batch = Batch(
+            self.model,
+            rows,
+            request.sampling,
+            self._end_ids,
+            full=request.include_full_logprobs,
+        )
+        metrics.batch_size.observe(len(rows))
+        with metrics.prefill.time():
+            batch.prefill(self.loaded.version)
+        metrics.prompt_tokens.inc(sum(map(len, {row.prompt for row in rows})))
+        self._thread.stepped()
+        with metrics.decode.time():
+            while batch.rows:
+                if self._thread.closing:
+                    raise RuntimeError("the engine has stopped")
+                if job.cancelled.is_set():
+                    return
+                metrics.generation_tokens.inc(len(batch.rows))
+                for row in batch.step():
+                    job.post(self._completion(row))
+                self._thread.stepped()
+                if self._on_swap == "continue" and batch.rows:
+                    self._swap_within(job, batch)
+
+    def _swap_within(self, job: _Generation, batch: Batch) -> None:
+        """Swaps what waits, then computes the batch's cache anew under the new weights."""
+        while (swap := self._thread.take(_Swap)) is not None:
+            began = time.perf_counter()
+            try:
+                self.swap(swap)
+            except BaseException as error:
+                swap.fail(error)
+                raise
+            try:
+                job.request.admit(self.loaded)
+                batch.prefill(self.loaded.version)
+            finally:
+                swap.succeed(time.perf_counter() - began)
+            self._thread.stepped()
+
+    def _completion(self, row: Row) -> Completion:
+        assert row.finish_reason is not None
+        self._metrics.completions.labels(row.finish_reason.value).inc()
+        self._metrics.completion_tokens.observe(len(row.token_ids))
+        return Completion(
+            prompt_index=row.prompt_index,
+            sample_index=row.sample_index,
+            text=self._codec.decode(row.token_ids),
+            token_ids=tuple(row.token_ids),
+            logprobs=tuple(row.logprobs),
+            kept_sizes=tuple(row.kept_sizes),
+            finish_reason=row.finish_reason,
+            prompt_token_ids=row.prompt,
+            weights_spans=tuple(row.spans),
+            instance_id="",
+            boot_id="",
+            full_logprobs=tuple(row.full_logprobs),
+            full_logprobs_temperature_1=tuple(row.full_logprobs_temperature_1),
+        )

@@ -1,0 +1,242 @@
+"""Takes pushes: stages, verifies, then has the engine swap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from antiphon.clients.digest import weights_digest
+from antiphon.clients.types import (
+    FieldError,
+    LoadedWeights,
+    PushHeader,
+    PushResult,
+    PushState,
+    PushStatus,
+    WeightsChunk,
+)
+from antiphon.clients.wire import PushQuery
+from antiphon.services.common.errors import ServiceError
+from antiphon.services.common.tensors import check_names_and_shapes
+from antiphon.services.generation.binding import Binding, PushDecision
+from antiphon.services.generation.engine import Engine
+from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
+from antiphon.services.generation.staging import Staging
+
+logger = logging.getLogger(__name__)
+
+Part = PushHeader | WeightsChunk
+
+
+def _identity(push: PushHeader | PushQuery) -> LoadedWeights:
+    """What is loaded once the push is applied; tells one push from another."""
+    return LoadedWeights(push.run_id, push.incarnation, push.version, push.digest)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One PushWeights call that brings chunks."""
+
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WeightsReceiver:
+    """Receives pushes for one engine. One push is staged at a time, one is applied at a time.
+
+    Args:
+        engine: Whose weights are replaced.
+        binding: Says who may push what.
+        instance_id: Of this replica, for the answer.
+        boot_id: Of this process, for the answer.
+        metrics: Where it counts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        binding: Binding,
+        *,
+        instance_id: str,
+        boot_id: str,
+        metrics: GenerationMetrics | None = None,
+    ) -> None:
+        self._engine = engine
+        self._binding = binding
+        self._instance_id = instance_id
+        self._boot_id = boot_id
+        self._metrics = metrics or generation_metrics()
+        self._staging: Staging | None = None
+        self._stream: _Stream | None = None
+        self._applying: tuple[LoadedWeights, asyncio.Task[float]] | None = None
+
+    async def push(self, parts: AsyncIterator[Part]) -> PushResult:
+        """Takes one stream of a push and answers once the push is applied.
+
+        A stream that breaks leaves what it brought for the next one. A second stream of a push
+        replaces the first. Where the push is applied or being applied already, chunks are not
+        asked for.
+
+        Raises:
+            FieldError: The parts do not fit the contract or the model.
+            ServiceError: With the reasons of `Binding.admit_push`, FEATURE_UNAVAILABLE,
+                PUSH_CHECKSUM_MISMATCH or PUSH_REPLACED.
+        """
+        began = time.perf_counter()
+        try:
+            result = await self._push(parts)
+        except BaseException:
+            self._metrics.pushes.labels("failed").inc()
+            raise
+        self._metrics.pushes.labels("applied").inc()
+        self._metrics.push.observe(time.perf_counter() - began)
+        return result
+
+    async def _push(self, parts: AsyncIterator[Part]) -> PushResult:
+        header = await anext(parts, None)
+        if not isinstance(header, PushHeader):
+            came = "nothing" if header is None else "a chunk"
+            raise FieldError("part", came, "the push's header first")
+        self._check_header(header)
+        wanted = _identity(header)
+        decision = self._binding.admit_push(self._engine.loaded, header)
+        with self._binding.call(header.run_id):
+            while self._applying is not None and self._applying[0] != wanted:
+                await asyncio.wait({self._applying[1]})
+                decision = self._binding.admit_push(self._engine.loaded, header)
+            if decision is PushDecision.ALREADY_APPLIED:
+                return self._result(header, 0.0)
+            if self._applying is None:
+                staging = self._stage(header)
+                await self._receive(staging, parts)
+                self._begin_apply(staging)
+            assert self._applying is not None
+            return self._result(header, await asyncio.shield(self._applying[1]))
+
+    def status(self, query: PushQuery) -> PushStatus:
+        """How far a push has come."""
+        wanted = _identity(query)
+        loaded = self._engine.loaded
+        if wanted == loaded:
+            return PushStatus(PushState.APPLIED, (), loaded)
+        if self._applying is not None and self._applying[0] == wanted:
+            return PushStatus(PushState.APPLYING, (), loaded)
+        if self._staging is not None and _identity(self._staging.header) == wanted:
+            return PushStatus(PushState.STAGED, self._staging.received_bytes, loaded)
+        return PushStatus(PushState.UNKNOWN, (), loaded)
+
+    def _check_header(self, header: PushHeader) -> None:
+        kinds = self._engine.info.capabilities.push_kinds
+        if header.kind not in kinds:
+            feature = f"{header.kind.name} push"
+            offered = ", ".join(sorted(kind.name for kind in kinds)) or "none"
+            raise ServiceError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"header.kind: got {header.kind.name}, wanted one of: {offered}; this engine "
+                f"does not offer the feature '{feature}'",
+                reason="FEATURE_UNAVAILABLE",
+                metadata={"feature": feature},
+            )
+        check_names_and_shapes(
+            self._engine.tensor_shapes,
+            ((spec.name, spec.shape) for spec in header.tensors),
+            "header.tensors",
+        )
+        computed = weights_digest(header.tensors)
+        if computed != header.digest:
+            raise FieldError(
+                "header.digest", header.digest.hex(), f"{computed.hex()}, that of header.tensors"
+            )
+
+    def _stage(self, header: PushHeader) -> Staging:
+        """The staging of this push, with what earlier streams of it brought."""
+        if self._stream is not None:
+            self._stream.replaced.set()
+        if self._staging is None or _identity(self._staging.header) != _identity(header):
+            self._staging = None
+            self._staging = Staging(header)
+        return self._staging
+
+    async def _receive(self, staging: Staging, parts: AsyncIterator[Part]) -> None:
+        stream = self._stream = _Stream()
+        replaced = asyncio.ensure_future(stream.replaced.wait())
+        try:
+            while not staging.complete:
+                read: asyncio.Future[Part | None] = asyncio.ensure_future(_next(parts))
+                try:
+                    waits: set[asyncio.Future[Any]] = {read, replaced}
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not read.done():
+                        read.cancel()
+                if stream.replaced.is_set():
+                    raise ServiceError(
+                        grpc.StatusCode.ABORTED,
+                        "a newer stream has replaced this push's",
+                        reason="PUSH_REPLACED",
+                    )
+                self._take(staging, read.result())
+        finally:
+            replaced.cancel()
+            if self._stream is stream:
+                self._stream = None
+
+    def _take(self, staging: Staging, part: Part | None) -> None:
+        if isinstance(part, WeightsChunk):
+            self._metrics.push_bytes.inc(staging.add(part))
+            return
+        if isinstance(part, PushHeader):
+            raise FieldError("part", "a second header", "chunks after the header")
+        total = sum(spec.nbytes for spec in staging.header.tensors)
+        raise FieldError(
+            "part",
+            f"the end after {sum(staging.received_bytes)} of {total} bytes",
+            "all of them; ask GetPushStatus what is missing and send that",
+        )
+
+    def _begin_apply(self, staging: Staging) -> None:
+        header = staging.header
+        self._binding.check_current(header.run_id, header.incarnation)
+        self._staging = None
+        task = asyncio.create_task(self._apply(staging))
+        # Whoever asked may be gone when it fails; the log still says so.
+        task.add_done_callback(_log_failure)
+        self._applying = (_identity(header), task)
+
+    async def _apply(self, staging: Staging) -> float:
+        loaded = _identity(staging.header)
+        try:
+            pause = await self._engine.apply(staging.tensors(), loaded)
+        finally:
+            self._applying = None
+        self._metrics.push_pause.observe(pause)
+        logger.info(
+            "weights version %d of run %s applied, pause %.3f s",
+            loaded.version,
+            loaded.run_id,
+            pause,
+        )
+        return pause
+
+    def _result(self, header: PushHeader, pause_seconds: float) -> PushResult:
+        return PushResult(
+            weights_version=header.version,
+            digest=header.digest,
+            instance_id=self._instance_id,
+            boot_id=self._boot_id,
+            pause_seconds=pause_seconds,
+        )
+
+
+async def _next(parts: AsyncIterator[Part]) -> Part | None:
+    return await anext(parts, None)
+
+
+def _log_failure(task: asyncio.Task[float]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("applying a push failed: %s", error)
