@@ -1,0 +1,287 @@
+"""The record of a run, told once at the end of each stage.
+
+It writes the run folder (metrics, rollouts, summary) and passes the same figures on to Prometheus,
+to the progress display and to whoever watches. Per rollout batch it is told, in this order:
+`rolled_out`, `updated`, `published`, `batch_done`; at the end of the run `finish`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from antiphon.clients.types import RunState
+from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.figures import NodeFigures, tree_figures
+from antiphon.learner.metric_rows import (
+    Figures,
+    add_node,
+    add_publications,
+    add_seconds,
+    add_updates,
+)
+from antiphon.learner.metrics import LearnerMetrics
+from antiphon.learner.progress import Progress, Silent, Snapshot, TurnSnapshot
+from antiphon.learner.rollout_log import rollout_line
+from antiphon.learner.run_folder import RunFolder, append_lines
+from antiphon.learner.summary import Summary, summary_json, summary_markdown
+from antiphon.learner.tree import Node
+
+if TYPE_CHECKING:
+    from antiphon.learner.publisher import Publication
+    from antiphon.learner.updates import AgentUpdate
+
+OnMetrics = Callable[[int, Mapping[str, float]], None]
+
+
+class RunRecord:
+    """What happened in a run. Used from one thread.
+
+    Args:
+        folder: Where it is written.
+        config: The settings.
+        num_agents: Number of agents, N.
+        models: Name of each agent's model, for the summary.
+        prompts_total: Prompts of all epochs, 0 where unknown.
+        metrics: Prometheus metrics, None for none.
+        progress: The display, None for none.
+        on_metrics: Called with joint actions so far and each row of the metrics.
+        now: Seconds since 1970.
+
+    Attributes:
+        epoch: Epoch under way, counted from 1; 0 before the first.
+        prompts_done: Prompts trained so far, over all epochs.
+        joint_actions: Joint actions so far.
+        start_time: When the record was opened, seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: MAGRPOConfig,
+        *,
+        num_agents: int,
+        models: Sequence[str],
+        prompts_total: int = 0,
+        metrics: LearnerMetrics | None = None,
+        progress: Progress | None = None,
+        on_metrics: OnMetrics | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._num_agents = num_agents
+        self._models = tuple(models)
+        self._prompts_total = prompts_total
+        self._metrics = metrics
+        self._progress: Progress = Silent() if progress is None else progress
+        self._on_metrics = on_metrics
+        self._now = now
+        self.start_time = now()
+        self.epoch = 0
+        self.prompts_done = 0
+        self.joint_actions = 0
+        self._state = RunState.STARTING
+        self._doing = ("", "", 0)
+        self._row = Figures()
+        self._logged_joint_actions = 0
+        self._batch = Figures()
+        self._batch_prompts = 0
+        self._batch_seconds: dict[str, float] = {}
+        self._tokens_per_second: float | None = None
+        self._epoch_figures = Figures()
+        self._figures_epoch = 0
+        self._stage_seconds: dict[str, float] = {}
+        self._last_row: dict[str, float] = {}
+        self._last_tree: list[NodeFigures] = []
+        self._weights_versions = [0] * num_agents
+        self._optimizer_steps = [0] * num_agents
+        if metrics is not None:
+            metrics.begin(config, num_agents, prompts_total)
+
+    def working_on(self, stage: str, *, epoch: int, prompt: str = "", turn: int = 0) -> None:
+        """Show what is under way now. Nothing is written down."""
+        self._state = RunState.TRAINING
+        self.epoch = epoch
+        self._doing = (stage, prompt, turn)
+        self._progress.update(self.snapshot())
+
+    def state_changed(self, state: RunState) -> None:
+        """Show that the run is paused, goes on, or stops."""
+        self._state = state
+        self._progress.update(self.snapshot())
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        self._progress.note(text)
+
+    def rolled_out(self, epoch: int, roots: Sequence[Node], *, skipped: int = 0) -> None:
+        """Tell the trees of a rollout batch.
+
+        Args:
+            epoch: Counted from 1.
+            roots: The trees, in order of task.
+            skipped: Tasks without a tree, too long for the context.
+        """
+        self.epoch = epoch
+        if epoch != self._figures_epoch:
+            self._epoch_figures, self._figures_epoch = Figures(), epoch
+        self._batch, self._batch_prompts = Figures(), len(roots) + skipped
+        nodes: list[NodeFigures] = []
+        for root in roots:
+            self._last_tree = list(tree_figures(root, self._config))
+            nodes += self._last_tree
+        append_lines(
+            self._folder.rollouts_file(epoch), (rollout_line(epoch, node) for node in nodes)
+        )
+        for node in nodes:
+            for figures in (self._row, self._batch, self._epoch_figures):
+                add_node(figures, node)
+            self.joint_actions += len(node.node.branches)
+        if skipped:
+            self._row.sum("skipped_prompts", skipped)
+        if self._metrics is not None:
+            self._metrics.rollout(epoch, nodes, skipped)
+            for turn in self._turns():
+                self._metrics.turn(turn.turn, turn.reward_mean, turn.expected_return)
+        self._progress.update(self.snapshot())
+
+    def updated(self, updates: Sequence[AgentUpdate]) -> None:
+        """Tell the optimiser steps of a rollout batch."""
+        add_updates(self._row, updates)
+        for update in updates:
+            self._optimizer_steps[update.agent] += sum(s.stepped for _, s in update.steps)
+        if self._metrics is not None:
+            self._metrics.updates(updates)
+
+    def published(self, publications: Sequence[Publication]) -> None:
+        """Tell the publishes of a rollout batch."""
+        add_publications(self._row, publications)
+        for publication in publications:
+            self._weights_versions[publication.agent] = publication.version
+        if self._metrics is not None:
+            self._metrics.publications(publications)
+
+    def batch_done(self, seconds: Mapping[str, float]) -> None:
+        """Tell that a rollout batch is trained and published.
+
+        A row of the metrics is written once `logging_steps` joint actions were made since the last.
+
+        Args:
+            seconds: Seconds of the batch by stage.
+        """
+        add_seconds(self._row, seconds)
+        self._batch_seconds = dict(seconds)
+        for stage, value in seconds.items():
+            self._stage_seconds[stage] = self._stage_seconds.get(stage, 0.0) + value
+        self.prompts_done += self._batch_prompts
+        self._tokens_per_second = self._speed(seconds)
+        if self._metrics is not None:
+            self._metrics.batch(self._batch_prompts, seconds, self._tokens_per_second)
+        if self.joint_actions - self._logged_joint_actions >= self._config.logging_steps:
+            self._write_row()
+        self._progress.update(self.snapshot())
+
+    def finish(self, state: RunState, error: str = "") -> None:
+        """Write the last row (L20) and the summary, and close the display.
+
+        Args:
+            state: How the run ended.
+            error: The root error where it failed.
+        """
+        if self._row:
+            self._write_row()
+        self._state = state
+        self._doing = ("", "", 0)
+        summary = Summary(
+            run_id=self._folder.run_id,
+            state=state.value,
+            error=error,
+            seconds=self._now() - self.start_time,
+            epochs=self.epoch,
+            num_epochs=self._config.num_train_epochs,
+            prompts=self.prompts_done,
+            joint_actions=self.joint_actions,
+            models=self._models,
+            agent_folders=tuple(
+                folder.name
+                for agent in range(self._num_agents)
+                if (folder := self._folder.agent_folder(agent)).is_dir()
+            ),
+            optimizer_steps=tuple(self._optimizer_steps),
+            weights_versions=tuple(self._weights_versions),
+            stage_seconds=self._stage_seconds,
+            last_row=self._last_row,
+        )
+        self._folder.write_json("summary.json", summary_json(summary))
+        self._folder.write_text("SUMMARY.md", summary_markdown(summary, self._last_tree))
+        self._progress.update(self.snapshot())
+        self._progress.close()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the end at the pace so far, None where that cannot be known."""
+        if self.prompts_done == 0 or self._prompts_total == 0:
+            return None
+        pace = (self._now() - self.start_time) / self.prompts_done
+        return pace * max(0, self._prompts_total - self.prompts_done)
+
+    def snapshot(self) -> Snapshot:
+        """Where the run stands."""
+        stage, prompt, turn = self._doing
+        return Snapshot(
+            name=self._folder.path.name,
+            state=self._state.value,
+            epoch=self.epoch,
+            num_epochs=self._config.num_train_epochs,
+            prompts_done=self.prompts_done,
+            prompts_total=self._prompts_total,
+            joint_actions=self.joint_actions,
+            prompt=prompt,
+            turn=turn,
+            stage=stage,
+            turns=self._turns(),
+            tokens_per_second=self._tokens_per_second,
+            batch_seconds=self._batch_seconds,
+            stage_seconds=dict(self._stage_seconds),
+            seconds=self._now() - self.start_time,
+            seconds_left=self.seconds_left,
+        )
+
+    def _turns(self) -> tuple[TurnSnapshot, ...]:
+        batch, epoch = self._batch.read(), self._epoch_figures.read()
+        return tuple(
+            TurnSnapshot(
+                turn=turn,
+                reward_mean=batch.get(f"turn_{turn}/reward_mean"),
+                expected_return=batch.get(f"turn_{turn}/expected_return"),
+                epoch_reward_mean=epoch.get(f"turn_{turn}/reward_mean"),
+                epoch_expected_return=epoch.get(f"turn_{turn}/expected_return"),
+            )
+            for turn in range(1, self._config.num_turns + 1)
+        )
+
+    def _speed(self, seconds: Mapping[str, float]) -> float | None:
+        """Tokens that all agents generated in a batch, per second of generating."""
+        batch = self._batch.read()
+        tokens = sum(
+            batch.get(f"agent_{agent}/generated_tokens", 0) for agent in range(self._num_agents)
+        )
+        generating = seconds.get("generate", 0.0)
+        return tokens / generating if generating > 0 else None
+
+    def _write_row(self) -> None:
+        figures = dict(sorted(self._row.take().items()))
+        self._last_row = {
+            "joint_actions": self.joint_actions,
+            "epoch": self.epoch,
+            "prompts": self.prompts_done,
+            "time": self._now(),
+            "elapsed_seconds": self._now() - self.start_time,
+            **figures,
+        }
+        append_lines(self._folder.metrics_file, [self._last_row])
+        self._logged_joint_actions = self.joint_actions
+        if self._on_metrics is not None:
+            self._on_metrics(self.joint_actions, figures)
