@@ -63,6 +63,10 @@ class Arguments:
                 f"names that are filled: {', '.join(reserved)}",
             )
 
+    def names(self, name: str) -> bool:
+        """Whether the function has a parameter of this name."""
+        return name in self._signature.parameters
+
     def check_agents(self, num_agents: int) -> None:
         """Checks that the function takes the completions of so many agents.
 
@@ -97,7 +101,7 @@ class Arguments:
         if self._keywords is not None:
             arguments[self._keywords] = {k: v for k, v in values.items() if k not in parameters}
         ordered = {name: arguments[name] for name in parameters if name in arguments}
-        bound = inspect.BoundArguments(self._signature, ordered)  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(self._signature, ordered)
         bound.apply_defaults()
         return bound
 

@@ -118,5 +118,6 @@ async def run_until_stopped(server: Server, stop: StopSignals | None = None) -> 
         reason = await stop.wait()
         logger.info("%s stops: %s", server.name, reason)
     finally:
-        await server.stop()
+        # The rest of the grace is for what closes after the calls.
+        await server.stop(server.settings.grace_seconds * 0.8)
     return stop.exit_code
