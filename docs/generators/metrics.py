@@ -1,0 +1,115 @@
+"""docs/metrics.md: what Prometheus sees, from the registered metrics, and the run record's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+# Each of these modules registers its metrics when it is imported.
+import antiphon.services.reward
+import antiphon.services.transition
+from antiphon.learner.metrics import learner_metrics
+from antiphon.services.common.prometheus import rpc_metrics, tell_build
+from antiphon.services.generation.metrics import generation_metrics
+
+HEADER = """# Metrics
+
+Generated from the registered metrics by `make docs`; do not edit.
+
+A run tells its figures twice: to Prometheus, at `/metrics` of every process, and to its run folder,
+in `metrics.jsonl`. Agents count from 0, turns from 1.
+
+## Prometheus
+
+Every process also exports the client library's `process_*` and `python_*` metrics. Labels have few
+values: never a prompt, a step or a run id.
+"""
+
+RECORD = """## The run record
+
+A line of `metrics.jsonl` is written every `logging_steps` joint actions and at the end. It holds
+the time and the counters, then the figures since the line before: means, unless their name or
+meaning says otherwise. `turn_T` and `agent_A` stand for `turn_1`, `agent_0` and so on, `STAGE`
+for `generate`, `score`, `transition`, `update` or `push`.
+
+| name | meaning |
+|---|---|
+"""
+
+FIGURES = {
+    "time": "When the line was written, seconds since 1970.",
+    "elapsed_seconds": "Seconds since the run began.",
+    "epoch": "Epoch under way, counted from 1.",
+    "prompts": "Prompts trained so far.",
+    "joint_actions": "Joint actions so far.",
+    "skipped_prompts": "Number of prompts too long for the context.",
+    "seconds/STAGE": "Seconds in which a stage was under way; stages may overlap.",
+    "turn_T/reward_mean": "Mean reward of the nodes of this turn.",
+    "turn_T/expected_return": "Mean return of the nodes of this turn.",
+    "turn_T/nodes": "Number of nodes.",
+    "turn_T/joint_actions": "Number of joint actions.",
+    "turn_T/missing_rewards": "Number of joint actions without a reward.",
+    "turn_T/stop/last_turn": "Number of branches that ended because this is the last turn.",
+    "turn_T/stop/early_termination": "Number that ended by `early_termination_threshold`.",
+    "turn_T/stop/unscored": "Number that ended because the joint action has no reward.",
+    "turn_T/stop/transition": "Number that the transition ended.",
+    "turn_T/stop/truncated": "Number whose next prompt no longer fits the context.",
+    "agent_A/advantage_spread": "Largest minus smallest advantage of a live group.",
+    "agent_A/generated_tokens": "Number of tokens generated.",
+    "agent_A/completion_tokens_mean": "Tokens of a completion.",
+    "agent_A/live_nodes": "Number of nodes trained on.",
+    "agent_A/dead_nodes": "Number of nodes whose returns do not differ.",
+    "agent_A/steps": "Number of optimiser steps.",
+    "agent_A/trained_tokens": "Number of tokens trained on.",
+    "agent_A/forced_tokens": "Number of sampled tokens that the learner's kept set had left out.",
+    "agent_A/loss": "Loss of an optimiser step.",
+    "agent_A/grad_norm": "Gradient norm of an optimiser step.",
+    "agent_A/ratio_mean": "Importance ratio of a token.",
+    "agent_A/ratio_max": "Largest importance ratio.",
+    "agent_A/clip_fraction": "Share of tokens whose ratio is clipped.",
+    "agent_A/logprob_gap_mean": "Difference of log-probability between learner and engine.",
+    "agent_A/logprob_gap_max": "The largest such difference.",
+    "agent_A/entropy": "Mean of −log π over the sampled tokens, an estimate.",
+    "agent_A/weights_version": "Last version published.",
+    "agent_A/push_bytes": "Bytes of weights sent.",
+    "agent_A/push_seconds": "Seconds of publishing.",
+    "agent_A/push_pause_seconds_max": "Longest time in which a replica could not generate.",
+}
+
+
+def page() -> str:
+    """The page as Markdown."""
+    learner, generation, every = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    learner_metrics(learner)
+    generation_metrics(generation)
+    rpc_metrics(every)
+    tell_build("docs", every)
+    sections = {
+        "Every process": every,
+        "Generation service": generation,
+        "Reward and transition services": REGISTRY,
+        "Learner": learner,
+    }
+    tables = [f"### {title}\n\n{table(registry)}\n" for title, registry in sections.items()]
+    rows = [f"| `{name}` | {text} |\n" for name, text in FIGURES.items()]
+    return "\n".join([HEADER, *tables, RECORD]) + "".join(rows)
+
+
+def table(registry: CollectorRegistry) -> str:
+    """The antiphon and RPC metrics in a registry."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in sorted(metrics(registry), key=lambda metric: metric.describe()[0].name):
+        family = metric.describe()[0]
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+        rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(rows)
+
+
+def metrics(registry: CollectorRegistry) -> Iterator[MetricWrapperBase]:
+    """The counters, gauges and histograms; the library has no public way to list them."""
+    for collector in registry._collector_to_names:
+        if isinstance(collector, MetricWrapperBase):
+            yield collector
