@@ -73,7 +73,7 @@ class GenerationClient(Client):
         *,
         timeout: float,
         resume: Literal["whole", "missing"] = "whole",
-    ) -> AsyncIterator[Completion]:
+    ) -> AsyncGenerator[Completion, None]:
         """Sample completions; each is yielded once, as soon as it ends, in any order.
 
         A stream that breaks for a transient reason is asked again: "whole" repeats the batch, so

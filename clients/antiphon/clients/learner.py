@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -68,7 +68,7 @@ class LearnerClient(Client):
         *,
         idle_seconds: float = IDLE_SECONDS,
         timeout: float = 20.0,
-    ) -> AsyncIterator[RunEvent]:
+    ) -> AsyncGenerator[RunEvent, None]:
         """Yield what happens until the run ends; a broken stream is opened again.
 
         The stream itself has no deadline. Where it stays silent, the learner is asked whether it
