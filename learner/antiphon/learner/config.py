@@ -56,14 +56,14 @@ class MAGRPOConfig(BaseModel):
     )
 
     # The loop.
-    num_train_epochs: int = Field(20, ge=1)
+    num_train_epochs: int = Field(default=20, ge=1)
     """Passes over the training dataset."""
-    agent_learning_rate: float = Field(5e-6, ge=0)
+    agent_learning_rate: float = Field(default=5e-6, ge=0)
     """Learning rate of every agent's AdamW; 0 samples and scores but leaves the weights as they
     are."""
-    logging_steps: int = Field(50, ge=1)
+    logging_steps: int = Field(default=50, ge=1)
     """Joint actions between two rows of the metrics."""
-    num_agents: int = Field(2, ge=1)
+    num_agents: int = Field(default=2, ge=1)
     """Number of agents, N. Where agents are listed, their number counts; a contradiction is an
     error."""
     parallel_training: Literal["none"] = "none"
@@ -74,11 +74,11 @@ class MAGRPOConfig(BaseModel):
     one per agent; ``"auto"`` or None takes what there is."""
 
     # Sampling.
-    num_generations: int = Field(4, ge=2)
+    num_generations: int = Field(default=4, ge=2)
     """Completions per prompt, G; the baseline of a group needs two at least."""
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1)
     """Most tokens of a completion, its end token included."""
-    temperature: float = Field(0.6, gt=0)
+    temperature: float = Field(default=0.6, gt=0)
     """Divides the logits; greedy decoding (0) is refused, equal completions teach nothing."""
     top_p: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OrNone] = 0.6
     """Smallest set of tokens with at least this probability; None is off."""
@@ -86,9 +86,9 @@ class MAGRPOConfig(BaseModel):
     """The k likeliest tokens, before top_p; None is off."""
 
     # The tree of turns.
-    num_turns: int = Field(2, ge=1)
+    num_turns: int = Field(default=2, ge=1)
     """Turns per task, T."""
-    discount: float = Field(1.0, ge=0)
+    discount: float = Field(default=1.0, ge=0)
     """Weight of a later turn's return in the earlier turn's return."""
     joint_mode: JointMode = "aligned"
     """Which completions form joint actions: ``"aligned"`` pairs the g-th ones (G per node),
@@ -99,15 +99,15 @@ class MAGRPOConfig(BaseModel):
     """Later turns use the transition's prompts verbatim; the formatters see the first turn only."""
 
     # Evaluation.
-    eval_interval: int = Field(16, ge=0)
+    eval_interval: int = Field(default=16, ge=0)
     """Prompts between two evaluations; without an evaluation dataset none is run."""
-    eval_num_samples: int = Field(4, ge=0)
+    eval_num_samples: int = Field(default=4, ge=0)
     """Tasks per evaluation."""
-    eval_batch_size: int = Field(1, ge=1)
+    eval_batch_size: int = Field(default=1, ge=1)
     """Tasks evaluated at once."""
 
     # The update.
-    rollout_buffer_size: int = Field(2, ge=1)
+    rollout_buffer_size: int = Field(default=2, ge=1)
     """Nodes that an agent's buffer gathers before it drains into optimiser steps."""
     train_batch_size: OptionalCount = None
     """Nodes per optimiser step; None means `rollout_buffer_size`, and reads as it."""
@@ -118,22 +118,22 @@ class MAGRPOConfig(BaseModel):
     (``"raw"``)."""
     reference_kl_enabled: bool = False
     """A penalty for leaving the first policy; not offered by this version."""
-    reference_kl_coef: float = Field(0.1, ge=0)
+    reference_kl_coef: float = Field(default=0.1, ge=0)
     """Weight of that penalty."""
     reference_devices: Devices = None
     """Where reference models would be held; not offered by this version."""
 
     # Beside CoMLRL's: the update.
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Fixes every completion and the order of the nodes."""
     loss_normalization: LossNormalization = "sequence"
     """``"sequence"``: sum over tokens, mean over completions, mean over nodes; ``"token"``: mean
     over all tokens; ``"constant"``: sum over all tokens / (completions x max_new_tokens)."""
     importance_ratio: bool = True
     """Weigh a token by its probability now over that at sampling, clipped; false leaves it out."""
-    clip_ratio_low: float = Field(0.2, ge=0, lt=1)
+    clip_ratio_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is clipped at 1 minus this."""
-    clip_ratio_high: float = Field(0.2, ge=0)
+    clip_ratio_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped at 1 plus this."""
     logprob_support: LogprobSupport = "sampled"
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
@@ -143,18 +143,18 @@ class MAGRPOConfig(BaseModel):
     micro_batch_size: OptionalCount = None
     """Most completions in one forward and backward pass; None takes a node at a time. Saves memory,
     changes no result."""
-    max_staleness: int = Field(0, ge=0)
+    max_staleness: int = Field(default=0, ge=0)
     """Publishes that may lie between sampling and training; only 0 is offered by this version."""
 
     # Beside CoMLRL's: the services.
-    rollout_batch_size: int = Field(1, ge=1)
+    rollout_batch_size: int = Field(default=1, ge=1)
     """Tasks rolled out together."""
     wire_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the weights that are sampled from and trained; the master copy is
     float32."""
     on_score_failure: ScoreFailure = "stop"
     """A reward that fails stops the run, or counts as missing."""
-    reward_batch_size: int = Field(1, ge=1)
+    reward_batch_size: int = Field(default=1, ge=1)
     """Joint actions per call of a reward function given in a script or in `[reward]`."""
     score_timeout: Seconds = 300.0
     """Seconds that one Score call may take."""

@@ -1,0 +1,250 @@
+"""A whole run as a TOML file: `antiphon train run.toml`.
+
+    [magrpo]                            the settings of MAGRPOConfig
+    num_turns = 2
+
+    [[agents]]                          one per agent, agent 0 first
+    model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    addresses = ["localhost:50051"]     its generation services; none: one is started here
+
+    [reward]
+    function = "tasks:reward"           or: address = "localhost:50061"
+
+    [transition]
+    function = "tasks:feedback"         or: address = "localhost:50062"
+
+    [dataset]
+    path = "prompts.jsonl"              or: prompts = ["...", "..."], or: name = "owner/dataset"
+
+Paths are taken from the working directory, where modules of functions are looked for too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from antiphon.clients.endpoint import Endpoint, Tls
+from antiphon.clients.types import FieldError
+from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
+from antiphon.services.common.server_settings import ServerSettings
+from antiphon.services.common.settings import load_settings
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class AgentSettings(_Section):
+    """`[[agents]]`: one agent."""
+
+    model: str
+    """Model to train: a hub name, a folder, or a `.gguf` file."""
+    gguf_file: str | None = None
+    """A GGUF file within `model`."""
+    tokenizer: str | None = None
+    """Where its tokenizer is; none: with the model."""
+    addresses: tuple[Endpoint, ...] = ()
+    """Generation services of this agent, its replicas; none: one is started on this machine."""
+    device: str | None = None
+    """Where the learner holds this agent's policy; none: what `magrpo.agent_devices` says."""
+    learning_rate: float | None = Field(default=None, ge=0)
+    """Its learning rate; none: `magrpo.agent_learning_rate`."""
+
+    @property
+    def tokenizer_source(self) -> str:
+        """Where its tokenizer is."""
+        return self.tokenizer or self.model
+
+
+class FunctionSettings(_Section):
+    """`[transition]`: who writes the next prompts."""
+
+    function: str | None = None
+    """Function to serve from this process, ``module:function``."""
+    address: Endpoint | None = None
+    """A service that already runs."""
+
+
+class RewardSettings(FunctionSettings):
+    """`[reward]`: who scores joint actions."""
+
+    processor: str | None = None
+    """Function from a raw reward to the one trained on, ``module:function``."""
+
+
+class DatasetSettings(_Section):
+    """`[dataset]`: where the tasks come from; exactly one of path, name and prompts."""
+
+    path: Path | None = None
+    """File of rows: `.json` (a list), `.jsonl`, `.csv` (all values text) or `.parquet`."""
+    name: str | None = None
+    """Dataset of the hub, or a folder written by `save_to_disk`."""
+    config: str | None = None
+    """Configuration of a dataset of the hub."""
+    split: str = "train"
+    """Split of `name`."""
+    prompts: tuple[str, ...] = ()
+    """Prompts themselves, one task each."""
+    columns: Mapping[str, str] = Field(default_factory=dict)
+    """Renames columns: new name to name in the data, as ``{prompt = "question"}``."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use the first rows only."""
+
+
+class FormatterSettings(_Section):
+    """`[formatters]`: what turns a row into an agent's prompt."""
+
+    functions: str | tuple[str, ...] = ()
+    """One function for all agents or one per agent, ``module:function``; none: the prompt
+    column."""
+
+
+class RunSettings(_Section):
+    """`[run]`: where the run is kept and how it speaks."""
+
+    directory: Path = Path("runs")
+    """Folder that gets the run's folder."""
+    name: str | None = None
+    """Name of the run's folder; none: date and time. Where it is taken, a number is added."""
+    save_models: bool = True
+    """Save the trained models at the end, in `agent_0`, `agent_1`, ..."""
+    threads: int | None = Field(default=None, ge=1)
+    """Cores to share out among the processes of this run; none: all that this process may use."""
+    log_format: Literal["text", "json"] = "text"
+    """Logs as lines for people or as JSON."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Least severe logs that are shown."""
+
+
+class CredentialSettings(_Section):
+    """`[credentials]`: TLS and token for every address that states none of its own."""
+
+    tls: Tls | None = None
+    """Certificate files."""
+    token_file: Path | None = None
+    """File with the token that services want."""
+    insecure: bool = False
+    """Send the token without TLS; for closed networks."""
+
+
+class RunConfig(_Section):
+    """A whole run. Made by `load_run_config`, which also checks what sections say together."""
+
+    magrpo: MAGRPOConfig = Field(default_factory=MAGRPOConfig)
+    """How to train."""
+    agents: tuple[AgentSettings, ...] = ()
+    """The agents, agent 0 first."""
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    """Who scores joint actions."""
+    transition: FunctionSettings = Field(default_factory=FunctionSettings)
+    """Who writes the prompts of later turns."""
+    dataset: DatasetSettings = Field(default_factory=DatasetSettings)
+    """Where the tasks come from."""
+    formatters: FormatterSettings = Field(default_factory=FormatterSettings)
+    """What turns a row into prompts."""
+    run: RunSettings = Field(default_factory=RunSettings)
+    """Where the run is kept."""
+    server: ServerSettings = Field(default_factory=lambda: ServerSettings.model_validate({}))
+    """The learner's own service."""
+    credentials: CredentialSettings = Field(default_factory=CredentialSettings)
+    """How to reach services."""
+
+    @property
+    def num_agents(self) -> int:
+        """Number of agents, N: those listed."""
+        return len(self.agents)
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """Give an address that states no TLS and no token the `[credentials]`.
+
+        Raises:
+            pydantic.ValidationError: The token would travel in plain text.
+        """
+        if endpoint.tls is not None or endpoint.token_file is not None:
+            return endpoint
+        return Endpoint(
+            address=endpoint.address,
+            tls=self.credentials.tls,
+            token_file=self.credentials.token_file,
+            insecure=endpoint.insecure or self.credentials.insecure,
+        )
+
+    def learning_rate(self, agent: int) -> float:
+        """Learning rate of an agent."""
+        own = self.agents[agent].learning_rate
+        return self.magrpo.agent_learning_rate if own is None else own
+
+    def check(self) -> None:
+        """Check what sections say together.
+
+        Raises:
+            FieldError: Names the section and what to write there.
+        """
+        if not self.agents:
+            raise FieldError("agents", "none", "one [[agents]] per agent, each with a model")
+        resolve_num_agents(
+            {"agents": len(self.agents), "magrpo.num_agents": stated_num_agents(self.magrpo)}
+        )
+        _check_who("reward", self.reward, needed=True)
+        _check_who("transition", self.transition, needed=self.magrpo.num_turns > 1)
+        sources = {
+            "path": self.dataset.path,
+            "name": self.dataset.name,
+            "prompts": self.dataset.prompts or None,
+        }
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            raise FieldError(
+                "dataset", " and ".join(given) or "nothing", "exactly one of path, name, prompts"
+            )
+        functions = self.formatters.functions
+        if not isinstance(functions, str) and len(functions) not in (0, 1, self.num_agents):
+            raise FieldError(
+                "formatters.functions", f"{len(functions)} of them", f"1 or {self.num_agents}"
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """Write the whole configuration as JSON values, defaults included."""
+        magrpo = self.magrpo.replace(num_agents=self.num_agents)
+        values: dict[str, Any] = self.model_dump(mode="json")
+        values["magrpo"] = magrpo.model_dump(mode="json")
+        return values
+
+
+def load_run_config(
+    file: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Read a run from TOML, environment (``ANTIPHON_MAGRPO__SEED=3``) and ``--set magrpo.seed=3``.
+
+    What comes later wins.
+
+    Raises:
+        FieldError: An unknown key (naming the nearest known one), a value that does not fit, or
+            sections that contradict each other.
+    """
+    config = load_settings(RunConfig, file=file, overrides=overrides, environ=environ)
+    config.check()
+    return config
+
+
+def _check_who(section: str, settings: FunctionSettings, *, needed: bool) -> None:
+    if settings.function is not None and settings.address is not None:
+        raise FieldError(section, "a function and an address", "one of them")
+    if needed and settings.function is None and settings.address is None:
+        more = ", or magrpo.num_turns = 1" if section == "transition" else ""
+        raise FieldError(
+            section,
+            "neither function nor address",
+            f'function = "module:function" or address = "host:port"{more}',
+        )
+    if settings.function is not None and settings.function.count(":") != 1:
+        raise FieldError(f"{section}.function", repr(settings.function), '"module:function"')
