@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import EntryPoint, entry_points, requires
 from typing import Any, ClassVar
@@ -73,12 +74,25 @@ def _command(point: EntryPoint) -> Any:
     target = point.load()
     if not isinstance(target, typer.Typer):
         function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
-        target.command(name=point.name, context_settings={"help_option_names": ["-h", "--help"]})(
-            function
-        )
+        target.command(
+            name=point.name,
+            help=_with_examples(inspect.getdoc(function) or ""),
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )(function)
     command = typer.main.get_command(target)
     command.name = point.name
     return command
+
+
+def _with_examples(documentation: str) -> str:
+    """Keep the lines of indented paragraphs, which help would otherwise fill to one."""
+    paragraphs = re.split(r"\n(?:[ \t]*\n)+", documentation)
+    return "\n\n".join(
+        f"\b\n{paragraph}"
+        if re.search(r"^[ \t]", paragraph, re.MULTILINE) and not paragraph.startswith("\b")
+        else paragraph
+        for paragraph in paragraphs
+    )
 
 
 def _extra_with(module: str, point: EntryPoint) -> str | None:
