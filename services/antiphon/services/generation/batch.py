@@ -69,6 +69,8 @@ class Batch:
         self._model = model
         self._device = model.device
         self._takes = set(inspect.signature(model.forward).parameters)
+        # transformers 5.24 renamed it.
+        self._cache_keyword = "cache" if "cache" in self._takes else "past_key_values"
         self.rows = list(rows)
         self._sampling = sampling
         self._end_ids = end_ids
@@ -157,8 +159,8 @@ class Batch:
         output = self._model(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_keyword: self._cache},
             **{name: value for name, value in optional.items() if name in self._takes},
         )
         logits: Tensor = output.logits[:, -1].float()

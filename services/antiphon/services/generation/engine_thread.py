@@ -87,8 +87,11 @@ class EngineThread:
         """Notes that the running job has got on."""
         self._last_step = self._clock()
 
-    def stop(self) -> None:
-        """Fails what waits, lets the running job see `closing`, and waits for the thread's end."""
+    def stop(self, timeout: float) -> None:
+        """Fails what waits, lets the running job see `closing`, and waits for the thread's end.
+
+        A step that does not end within `timeout` seconds is left behind; the thread is a daemon.
+        """
         with self._changed:
             self._closing = True
             dropped = list(self._jobs)
@@ -97,7 +100,7 @@ class EngineThread:
         for job in dropped:
             job.fail(RuntimeError("the engine has stopped"))
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _work(self) -> None:
         while True:

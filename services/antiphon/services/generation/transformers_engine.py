@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 OnSwap = Literal["finish", "continue"]
 
+_STOP_SECONDS = 2.0
+
 
 def _call_soon(
     loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: object
@@ -194,7 +196,7 @@ class TransformersEngine:
 
     async def stop(self) -> None:
         """Drops all work and ends the engine's thread."""
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._thread.stop, _STOP_SECONDS)
 
     def encode(self, prompt: Prompt, field: str) -> tuple[int, ...]:
         """The prompt's token ids; see `Codec.encode`."""

@@ -1,0 +1,122 @@
+"""`antiphon serve generation`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Literal
+
+import typer
+
+from antiphon.clients.types import TensorDtype
+from antiphon.services.common.errors import StartError
+from antiphon.services.common.options import server_command
+from antiphon.services.common.server import ServerSettings
+
+# torch is imported by `serve`, once the environment says how its threads behave.
+
+
+@server_command
+def serve(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME|DIR|FILE.gguf", help="Hub name, folder or GGUF file."),
+    ],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Where the tokenizer is, if not with the model.")
+    ] = None,
+    no_weights: Annotated[
+        bool,
+        typer.Option("--no-weights", help="Load config and tokenizer only; a push brings weights."),
+    ] = False,
+    agent: Annotated[
+        int | None,
+        typer.Option(min=0, help="Agent that is served; by default that of the first call."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, …; auto is a GPU where there is one.")
+    ] = "auto",
+    dtype: Annotated[
+        TensorDtype | None,
+        typer.Option(help="Compute in it; by default float32 on CPU, bfloat16 on GPU."),
+    ] = None,
+    weights_dtype: Annotated[
+        TensorDtype,
+        typer.Option(
+            help="Round the starting weights to it, as a push in that format would, so that their "
+            "digest tells a learner that it starts from the same."
+        ),
+    ] = TensorDtype.BFLOAT16,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; by default one per core.")
+    ] = None,
+    max_batch_size: Annotated[
+        int,
+        typer.Option(min=1, help="Most completions decoded together; more run one batch later."),
+    ] = 64,
+    on_swap: Annotated[
+        Literal["finish", "continue"],
+        typer.Option(
+            help="When new weights come, let completions under way finish first, or continue them "
+            "under the new weights."
+        ),
+    ] = "finish",
+    run_lease: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds without a call after which another run may take the service."
+        ),
+    ] = 60.0,
+    server: ServerSettings,
+) -> int:
+    """Serve one agent's model: sample completions, take weights.
+
+    A small model from a folder, on a port of your choice:
+
+        antiphon serve generation --model ./SmolLM2-135M-Instruct --port 50051
+
+    Two agents on one machine, half of its four cores each:
+
+        antiphon serve generation --model NAME --agent 0 --port 50051 --threads 2
+
+        antiphon serve generation --model NAME --agent 1 --port 50052 --threads 2
+
+    Start from architecture and tokenizer only, and wait for a learner's weights:
+
+        antiphon serve generation --model ./folder --no-weights --port 50051
+
+    For other machines, with TLS and a token:
+
+        antiphon serve generation --model NAME --host 0.0.0.0 --port 50051 --tls-cert tls.crt
+        --tls-key tls.key --token-file token
+    """
+    # Threads that spin while they wait take the cores from every other process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        import torch
+
+        from antiphon.services.generation.serving import GenerationOptions, serve_generation
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"the generation service needs {error.name}; install it: "
+            "pip install 'antiphon[generation]'"
+        ) from error
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options = GenerationOptions(
+        model=model,
+        tokenizer=tokenizer,
+        weights=not no_weights,
+        agent=agent,
+        device=device,
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        max_batch_size=max_batch_size,
+        on_swap=on_swap,
+        run_lease_seconds=run_lease,
+    )
+    return asyncio.run(serve_generation(options, server))

@@ -1,0 +1,184 @@
+"""A generation service as a process: its options, its engine, its server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import torch
+
+from antiphon.clients.types import TensorDtype
+from antiphon.services.common.errors import StartError
+from antiphon.services.common.models import load_model, load_tokenizer
+from antiphon.services.common.server import (
+    Server,
+    ServerSettings,
+    StopSignals,
+    run_until_stopped,
+)
+from antiphon.services.generation.engine import Engine
+from antiphon.services.generation.service import GenerationService
+from antiphon.services.generation.servicer import SERVICE_NAME, GenerationServicer
+from antiphon.services.generation.transformers_engine import OnSwap, TransformersEngine
+from antiphon.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What a generation service runs.
+
+    Attributes:
+        model: Hub name, folder or `.gguf` file.
+        tokenizer: Where the tokenizer is, if not with the model.
+        weights: False loads config and tokenizer only and waits for a push.
+        agent: The agent served; None takes that of the first call.
+        device: A torch device, or "auto" for the first GPU where there is one.
+        dtype: Number format to compute in; None for float32 on CPU and bfloat16 on GPU.
+        weights_dtype: Number format that the starting weights are rounded to.
+        max_batch_size: Most rows decoded together.
+        on_swap: What becomes of completions under way when weights are swapped.
+        run_lease_seconds: How long a silent run keeps the service.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    weights: bool = True
+    agent: int | None = None
+    device: str = "auto"
+    dtype: TensorDtype | None = None
+    weights_dtype: TensorDtype = TensorDtype.BFLOAT16
+    max_batch_size: int = 64
+    on_swap: OnSwap = "finish"
+    run_lease_seconds: float = 60.0
+
+
+def load_engine(options: GenerationOptions) -> TransformersEngine:
+    """Loads model and tokenizer.
+
+    Raises:
+        StartError: The model cannot be loaded or the device is not there.
+    """
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        dtype = getattr(torch, options.dtype) if options.dtype else _own_dtype(device)
+        model = load_model(options.model, dtype=dtype, weights=options.weights).to(device)
+        tokenizer = load_tokenizer(options.tokenizer or options.model)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise StartError(
+            f"cannot load --model {options.model} on {name}: {error}. Wanted: a folder with "
+            "config.json and a tokenizer, a .gguf file, or a name that the model hub knows"
+        ) from error
+    return TransformersEngine(
+        model,
+        tokenizer,
+        source=options.model,
+        weights=options.weights,
+        weights_dtype=options.weights_dtype,
+        max_batch_size=options.max_batch_size,
+        on_swap=options.on_swap,
+    )
+
+
+def _own_dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def generation_server(
+    settings: ServerSettings,
+    engine: Engine,
+    *,
+    agent: int | None = None,
+    run_lease_seconds: float = 60.0,
+) -> Server:
+    """A server of `GenerationService`, to be started on the event loop that runs now.
+
+    Args:
+        settings: How it listens.
+        engine: Started and stopped by the caller.
+        agent: The agent served; None takes that of the first call.
+        run_lease_seconds: How long a silent run keeps the service.
+    """
+
+    def register(grpc_server: grpc.aio.Server) -> None:
+        add_GenerationServiceServicer_to_server(servicer, grpc_server)  # type: ignore[no-untyped-call]
+
+    server = Server(settings, name="generation", services=[SERVICE_NAME], register=register)
+    service = GenerationService(
+        engine,
+        instance_id=server.instance_id,
+        boot_id=server.boot_id,
+        agent=agent,
+        run_lease_seconds=run_lease_seconds,
+    )
+    servicer = GenerationServicer(service)
+    return server
+
+
+async def serve_generation(options: GenerationOptions, settings: ServerSettings) -> int:
+    """Loads the engine, serves until told to stop and returns the exit code.
+
+    A request to stop ends the loading too.
+
+    Raises:
+        StartError: The model cannot be loaded or the server cannot start.
+    """
+    settings.check()
+    with StopSignals(exit_with_parent=settings.exit_with_parent) as stop:
+        stopping = asyncio.ensure_future(stop.wait())
+        loading = _in_daemon_thread(options)
+        waits: set[asyncio.Future[Any]] = {stopping, loading}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            logger.info("generation stops before %s was loaded", options.model)
+            return stop.exit_code
+        stopping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stopping
+        engine = loading.result()
+        server = generation_server(
+            settings,
+            engine,
+            agent=options.agent,
+            run_lease_seconds=options.run_lease_seconds,
+        )
+        engine.start()
+        try:
+            return await run_until_stopped(server, stop)
+        finally:
+            await engine.stop()
+
+
+def _in_daemon_thread(options: GenerationOptions) -> asyncio.Future[TransformersEngine]:
+    """Loads in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[TransformersEngine] = loop.create_future()
+
+    def settle(outcome: TransformersEngine | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def load() -> None:
+        outcome: TransformersEngine | BaseException
+        try:
+            outcome = load_engine(options)
+        except BaseException as error:  # noqa: BLE001 - whoever awaits the future gets it
+            outcome = error
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=load, name="load-model", daemon=True).start()
+    return future
