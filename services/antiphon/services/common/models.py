@@ -50,6 +50,8 @@ def load_model(
         config = AutoConfig.from_pretrained(where, **keywords)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        # Tying is part of the initialisation that was left out.
+        model.tie_weights()
         if (Path(where) / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(where)
     if keywords:
