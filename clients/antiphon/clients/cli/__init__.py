@@ -58,14 +58,12 @@ def antiphon(
         ),
     ] = False,
 ) -> None:
-    r"""Train a group of language models that answer each other, as gRPC services.
+    """Train a group of language models that answer each other, as gRPC services.
 
-    \b
     Train on this machine, everything started and stopped for you:
       antiphon train run.toml
       antiphon train run.toml --set magrpo.num_turns=3 --dry-run
 
-    \b
     Or process by process, as on a cluster:
       antiphon serve generation --model NAME --agent 0 --port 50051
       antiphon serve reward my_rewards:length_ratio --port 50061
@@ -79,9 +77,8 @@ def antiphon(
 
 @_serve.callback()
 def serve() -> None:
-    r"""Serve one part of a run: a model, a reward or a transition.
+    """Serve one part of a run: a model, a reward or a transition.
 
-    \b
     Examples:
       antiphon serve generation --model HuggingFaceTB/SmolLM2-135M-Instruct --port 50051
       antiphon serve reward my_rewards:length_ratio --port 50061

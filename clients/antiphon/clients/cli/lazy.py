@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib.metadata import EntryPoint, entry_points, requires
 from typing import Any, ClassVar
@@ -23,6 +22,10 @@ class LazyGroup(typer.core.TyperGroup):
     """A group whose commands are the entry points of `entry_points_group`."""
 
     entry_points_group: ClassVar[str]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        _keep_examples(self)
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.entry_points_group)}
@@ -74,25 +77,26 @@ def _command(point: EntryPoint) -> Any:
     target = point.load()
     if not isinstance(target, typer.Typer):
         function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
-        target.command(
-            name=point.name,
-            help=_with_examples(inspect.getdoc(function) or ""),
-            context_settings={"help_option_names": ["-h", "--help"]},
-        )(function)
+        target.command(name=point.name, context_settings={"help_option_names": ["-h", "--help"]})(
+            function
+        )
     command = typer.main.get_command(target)
     command.name = point.name
+    _keep_examples(command)
     return command
 
 
-def _with_examples(documentation: str) -> str:
-    """Keep the lines of indented paragraphs, which help would otherwise fill to one."""
-    paragraphs = re.split(r"\n(?:[ \t]*\n)+", documentation)
-    return "\n\n".join(
+def _keep_examples(command: Any) -> None:
+    """Have help keep the lines of paragraphs with indented lines, instead of filling them."""
+    paragraphs = re.split(r"\n(?:[ \t]*\n)+", command.help or "")
+    command.help = "\n\n".join(
         f"\b\n{paragraph}"
         if re.search(r"^[ \t]", paragraph, re.MULTILINE) and not paragraph.startswith("\b")
         else paragraph
         for paragraph in paragraphs
     )
+    for inner in getattr(command, "commands", {}).values():
+        _keep_examples(inner)
 
 
 def _extra_with(module: str, point: EntryPoint) -> str | None:

@@ -31,9 +31,8 @@ def watch(
     token_file: options.TokenFile = None,
     insecure: options.Insecure = False,
 ) -> None:
-    r"""Follow a run while it trains, until it ends.
+    """Follow a run while it trains, until it ends.
 
-    \b
     Examples:
       antiphon watch localhost:50071
       antiphon watch localhost:50071 --plain > run.log

@@ -45,9 +45,8 @@ Timeout = Annotated[
 
 @app.callback()
 def check() -> None:
-    r"""Check whether a reward or transition service keeps the contract.
+    """Check whether a reward or transition service keeps the contract.
 
-    \b
     Examples:
       antiphon check reward localhost:50061
       antiphon check transition localhost:50062 --num-agents 3
@@ -68,9 +67,8 @@ def reward(
     token_file: options.TokenFile = None,
     insecure: options.Insecure = False,
 ) -> None:
-    r"""Check a reward service.
+    """Check a reward service.
 
-    \b
     Examples:
       antiphon check reward localhost:50061
       antiphon check reward localhost:50061 --item '{"prompt": "Describe a city:"}'
@@ -105,9 +103,8 @@ def transition(
     token_file: options.TokenFile = None,
     insecure: options.Insecure = False,
 ) -> None:
-    r"""Check a transition service.
+    """Check a transition service.
 
-    \b
     Examples:
       antiphon check transition localhost:50062
       antiphon check transition localhost:50062 --num-agents 3 --num-turns 4
