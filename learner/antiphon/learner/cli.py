@@ -1,0 +1,100 @@
+"""`antiphon train`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antiphon.learner.run_config import RunConfig, load_run_config
+from antiphon.services.common.errors import StartError, UserFunctionError
+from antiphon.services.common.logs import configure_logging
+
+
+def train(
+    file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a setting of the file; may be repeated."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the resolved run and its size, check everything, train nothing."
+        ),
+    ] = False,
+) -> None:
+    r"""Train a group of models as a TOML file says.
+
+    \b
+    A run.toml that trains two agents for two turns on this machine:
+      [magrpo]
+      num_turns = 2
+      num_train_epochs = 2
+      max_new_tokens = 64
+
+    \b
+      [[agents]]                    # one per agent, agent 0 first
+      model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+      [[agents]]
+      model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+    \b
+      [reward]
+      function = "tasks:reward"     # def reward(first, second): in tasks.py
+      [transition]
+      function = "tasks:feedback"   # writes the prompts of the next turn
+
+    \b
+      [dataset]
+      path = "prompts.jsonl"        # rows with a "prompt"
+
+    Services that are not named are started here and end with the run. To use services that run
+    elsewhere, name them: addresses = ["host:50051"] in [[agents]], address = "host:50061" in
+    [reward] and [transition].
+
+    \b
+    Examples:
+      antiphon train run.toml --dry-run
+      antiphon train run.toml
+      antiphon train run.toml --set magrpo.num_turns=3 --set agents.0.device=cuda:0
+      ANTIPHON_MAGRPO__SEED=7 antiphon train run.toml
+
+    The environment wins over the file, --set over both; where TOML has no value, "none" turns a
+    setting off. The run folder (in runs/) gets settings, metrics, rollouts, trained models and
+    SUMMARY.md. Ctrl-C or SIGTERM ends the run in order, a second one at once.
+
+    Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
+    """
+    config = load_run_config(file, overrides=overrides or (), environ=os.environ)
+    configure_logging(config.run.log_format, config.run.log_level)
+    try:
+        if dry_run:
+            _show(config)
+        else:
+            from antiphon.learner.run import train_from_config
+
+            train_from_config(config)
+    except KeyboardInterrupt as error:
+        raise typer.Exit(130) from error
+    except (StartError, UserFunctionError) as error:
+        if isinstance(error, UserFunctionError) and error.trace:
+            typer.echo(error.trace, err=True)
+        typer.echo(f"antiphon: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _show(config: RunConfig) -> None:
+    from rich.console import Console
+
+    from antiphon.learner.dry_run import inspect_run
+    from antiphon.learner.dry_run_view import show_dry_run
+
+    found = inspect_run(config)
+    show_dry_run(Console(), config, found)
+    if not found.ok:
+        raise typer.Exit(1)
