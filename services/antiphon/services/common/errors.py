@@ -15,8 +15,11 @@ from antiphon.clients.types import FieldError
 ERROR_DOMAIN = "antiphon.v1"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
-# A status travels in HTTP/2 trailers, of which peers by default take 8 KiB.
-_TRAILER_BYTES = 6500
+# A status travels in HTTP/2 trailers, of which peers by default take 8 KiB: the message once as
+# percent-encoded text, and once more, with reason, metadata and violations, in base64.
+_MESSAGE_BYTES = 2600
+_FIELD_MESSAGE_BYTES = 1600
+_DETAIL_BYTES = 800
 _IDS_SHOWN = 8
 
 
@@ -123,13 +126,13 @@ def status_of(error: BaseException, *, expose_tracebacks: bool) -> StatusParts:
     if isinstance(error, FieldError):
         return StatusParts(
             grpc.StatusCode.INVALID_ARGUMENT,
-            _shortened(str(error), _TRAILER_BYTES // 4),
-            violations={error.field: f"got {error.got}, wanted {error.wanted}"[:500]},
+            _shortened(str(error), _FIELD_MESSAGE_BYTES),
+            violations={_clipped(error.field): _clipped(f"got {error.got}, wanted {error.wanted}")},
         )
     if isinstance(error, ServiceError):
         return StatusParts(
             error.code,
-            _shortened(error.message, _TRAILER_BYTES // 3),
+            _shortened(error.message, _MESSAGE_BYTES),
             error.reason,
             error.metadata,
             error.violations,
@@ -141,11 +144,11 @@ def status_of(error: BaseException, *, expose_tracebacks: bool) -> StatusParts:
         ids = error.joint_action_ids
         return StatusParts(
             grpc.StatusCode.INTERNAL,
-            _shortened(text, _TRAILER_BYTES // 2),
+            _shortened(text, _MESSAGE_BYTES),
             "USER_FUNCTION_FAILED",
             {
-                "function": error.function[:200],
-                "joint_action_ids": ",".join(ids[:_IDS_SHOWN])[:1000],
+                "function": _clipped(error.function, _DETAIL_BYTES // 4),
+                "joint_action_ids": _clipped(",".join(ids[:_IDS_SHOWN]), _DETAIL_BYTES // 2),
             },
         )
     return StatusParts(grpc.StatusCode.INTERNAL, "the service failed; its log has the traceback")
@@ -168,12 +171,18 @@ def _packed(
     return packed
 
 
+def _clipped(text: str, limit: int = _DETAIL_BYTES) -> str:
+    """The beginning of `text`, within `limit` bytes of UTF-8."""
+    return text.encode(errors="replace")[:limit].decode(errors="ignore")
+
+
 def _shortened(text: str, limit: int) -> str:
     """`text` within `limit` bytes as gRPC encodes it (percent-encoded), its middle left out."""
 
     def size(part: str) -> int:
         return len(quote(part, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"))
 
+    text = text.encode(errors="replace").decode()
     if size(text) <= limit:
         return text
     mark = "\n[…]\n"

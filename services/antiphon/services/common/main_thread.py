@@ -46,6 +46,19 @@ class _Call(Generic[T]):
         self.started: asyncio.Future[None] = self.loop.create_future()
         self.done: asyncio.Future[T] = self.loop.create_future()
         self.abandoned = False
+        self._begun = False
+        self._lock = threading.Lock()
+
+    def begin(self) -> bool:
+        """On the main thread: whether the call is still wanted; from now on it has begun."""
+        with self._lock:
+            self._begun = not self.abandoned
+            return self._begun
+
+    def drop(self) -> None:
+        """On the loop: nobody waits any more, so the call does not begin if it has not yet."""
+        with self._lock:
+            self.abandoned = not self._begun
 
     def tell_started(self) -> None:
         self._settle(self.started, None, None)
@@ -160,7 +173,7 @@ class MainThread:
             await asyncio.wait((call.done,), timeout=timeout)
         except asyncio.CancelledError:
             # Not begun: dropped. Begun: left to end, since what it does is the user's.
-            call.abandoned = not call.started.done()
+            call.drop()
             raise
         if call.done.done():
             return call.done.result()
@@ -177,7 +190,7 @@ class MainThread:
                 call = self._calls.get()
                 if call is None:
                     return
-                if not call.abandoned:
+                if call.begin():
                     self._run(call)
             except _InterruptedCall:
                 # It arrived as its call was ending: there is nothing left to interrupt.
