@@ -40,7 +40,7 @@ def load_model(
     Args:
         source: Hub name, folder, or path of a `.gguf` file.
         dtype: Number format of its weights.
-        weights: False builds the architecture only; its numbers then mean nothing.
+        weights: False builds the architecture only, with zeros for weights.
         gguf_file: A GGUF file within `source`.
     """
     where, keywords = _location(source, gguf_file)
@@ -50,6 +50,8 @@ def load_model(
         config = AutoConfig.from_pretrained(where, **keywords)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        for parameter in model.parameters():
+            parameter.data.zero_()
         # Tying is part of the initialisation that was left out.
         model.tie_weights()
         if (Path(where) / "generation_config.json").is_file():

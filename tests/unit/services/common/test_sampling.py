@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from antiphon.clients.types import SamplingParameters
 from antiphon.services.common.sampling import (
     full_logprobs,
