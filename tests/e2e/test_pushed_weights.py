@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,18 +63,42 @@ class Agent:
         return [[row[i] for i in range(samples)] for row in rows]
 
 
+@dataclass
+class Served:
+    """A generation service that any run may take at once, and the folder of its model."""
+
+    address: str
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied head", "untied head"])
+def served(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_folders: Callable[..., Path],
+) -> Iterator[Served]:
+    """Starts from architecture and tokenizer only; the weights are pushed."""
+    folder = tiny_folders(seed=4, tie=request.param, add_bos=True, two_ends=True)
+    with Processes(tmp_path_factory.mktemp("served")) as processes:
+        options = ("--model", str(folder), "--no-weights", "--run-lease", "0")
+        service = processes.serve("generation", "generation", *options)
+        yield Served(service.address(), folder)
+
+
 @asynccontextmanager
-async def serving(
-    processes: Processes, folder: Path, dtype: TensorDtype, settings: PolicySettings
+async def first_push(
+    served: Served, run: str, dtype: TensorDtype, learning_rate: float = 0.0
 ) -> AsyncIterator[Agent]:
-    """A service without weights, a policy of the folder's model, and its first publish."""
-    service = processes.serve("generation", "generation", "--model", str(folder), "--no-weights")
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    """A policy of the folder's model, published for the first time."""
+    model = AutoModelForCausalLM.from_pretrained(served.folder)
+    settings = PolicySettings(
+        temperature=1.0, max_new_tokens=NEW_TOKENS, learning_rate=learning_rate
+    )
     policy = Policy(0, model, settings, wire_dtype=dtype)
-    client = GenerationClient(service.address())
-    identity = RunIdentity("run", 1)
-    replica = Replica(service.address(), client)
-    publisher = AgentPublisher(identity, 0, policy.wire_tensors, dtype, [replica], timeout=60)
+    client = GenerationClient(served.address)
+    identity = RunIdentity(run, 1)
+    replicas = [Replica(served.address, client)]
+    publisher = AgentPublisher(identity, 0, policy.wire_tensors, dtype, replicas, timeout=60)
     try:
         await publisher.publish()
         yield Agent(policy, publisher, client, identity)
@@ -110,36 +134,28 @@ def greedy(policy: Policy, folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("dtype", list(TensorDtype))
-@pytest.mark.parametrize("tie", [True, False], ids=["tied head", "untied head"])
 async def test_after_every_push_greedy_output_is_that_of_the_learners_model(
-    processes: Processes, tiny_folders: Callable[..., Path], dtype: TensorDtype, tie: bool
+    served: Served, dtype: TensorDtype
 ) -> None:
-    folder = tiny_folders(seed=4, tie=tie, add_bos=True, two_ends=True)
-    settings = PolicySettings(temperature=1.0, max_new_tokens=NEW_TOKENS, learning_rate=5e-2)
     seen = []
-    async with serving(processes, folder, dtype, settings) as agent:
+    async with first_push(served, f"greedy-{dtype}", dtype, learning_rate=5e-2) as agent:
         for _ in range(3):
-            served = await agent.sample(GREEDY)
-            assert [list(row[0].token_ids) for row in served] == greedy(agent.policy, folder)
-            seen.append(served[0][0].token_ids + served[1][0].token_ids)
+            came = await agent.sample(GREEDY)
+            assert [list(row[0].token_ids) for row in came] == greedy(agent.policy, served.folder)
+            seen.append([row[0].token_ids for row in came])
             groups = await agent.sample(FREE, samples=4)
             agent.policy.step([alternating(group) for group in groups])
             await agent.publisher.publish()
-    assert len(set(seen)) == 3, "the steps changed no output, so the pushes were not seen"
+    assert len(set(map(tuple, seen))) == 3, (
+        "the steps changed no output, so the pushes were not seen"
+    )
 
 
-@pytest.mark.parametrize("kind", ["words", "bytes"])
 async def test_log_probabilities_of_engine_and_learner_agree_whatever_the_sampling(
-    processes: Processes, tiny_folders: Callable[..., Path], kind: str
+    served: Served,
 ) -> None:
     """L7, L11: one distribution on both sides; no token has to be forced into the kept set."""
-    folder = tiny_folders(seed=5, kind=kind)
-    async with serving(
-        processes,
-        folder,
-        TensorDtype.FLOAT32,
-        PolicySettings(temperature=1.0, max_new_tokens=NEW_TOKENS),
-    ) as agent:
+    async with first_push(served, "logprobs", TensorDtype.FLOAT32) as agent:
         vocabulary = (await agent.client.get_model_info(timeout=10)).vocabulary_size
         model = agent.policy.model.double()
         for temperature, top_k, top_p in itertools.product((1.0, 0.6), (None, 7), (None, 0.6)):
