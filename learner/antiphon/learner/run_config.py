@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.types import FieldError
@@ -44,7 +44,8 @@ class AgentSettings(_Section):
     """`[[agents]]`: one agent."""
 
     model: str
-    """Model to train: a hub name, a folder, or a `.gguf` file."""
+    """Model to train: a hub name, a folder (`~` stands for the home directory), or a `.gguf`
+    file."""
     gguf_file: str | None = None
     """A GGUF file within `model`."""
     tokenizer: str | None = None
@@ -55,6 +56,11 @@ class AgentSettings(_Section):
     """Where the learner holds this agent's policy; none: what `magrpo.agent_devices` says."""
     learning_rate: float | None = Field(default=None, ge=0)
     """Its learning rate; none: `magrpo.agent_learning_rate`."""
+
+    @field_validator("model", "tokenizer")
+    @classmethod
+    def _home(cls, value: str | None) -> str | None:
+        return str(Path(value).expanduser()) if value and value.startswith("~") else value
 
     @property
     def tokenizer_source(self) -> str:
