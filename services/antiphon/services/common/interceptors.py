@@ -139,10 +139,14 @@ class Errors(_Interceptor):
 
 
 class Auth(_Interceptor):
-    """Lets in callers that know the token; health stays open to probes."""
+    """Lets in callers that know the token; health stays open to probes.
 
-    def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}".encode()
+    Args:
+        token: Gives the token that counts now.
+    """
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
 
     async def around(
         self, method: Method, context: Context, call: Call
@@ -164,7 +168,7 @@ class Auth(_Interceptor):
             )
         value = given[-1]
         given_bytes = value if isinstance(value, bytes) else value.encode()
-        if not hmac.compare_digest(given_bytes, self._wanted):
+        if not hmac.compare_digest(given_bytes, f"Bearer {self._token()}".encode()):
             raise ServiceError(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the token is not this server's; compare the caller's token file with the server's",

@@ -155,7 +155,7 @@ class MainThread:
             raise failure[0]
         return outcome[0]
 
-    async def run(self, fn: Callable[[], T], *, timeout: float | None, what: str) -> T:  # noqa: ASYNC109
+    async def run(self, fn: Callable[[], T], *, timeout: float | None, what: str) -> T:
         """Calls `fn` on the main thread and returns its result.
 
         Args:

@@ -25,6 +25,7 @@ from antiphon.services.common.prometheus import rpc_metrics, serve_metrics, tell
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.stopping import StopSignals, run_until_stopped
 from antiphon.services.common.tls import server_credentials
+from antiphon.services.common.token_file import TokenFile
 
 __all__ = ["Server", "ServerSettings", "StartError", "StopSignals", "run_until_stopped"]
 
@@ -124,6 +125,10 @@ class Server:
         for service in ("", *self._services):
             await self._health.set(service, _SERVING if serving else _NOT_SERVING)
 
+    async def calls_ended(self) -> None:
+        """Returns once no call is in flight, health and reflection aside."""
+        await self._metrics.wait_idle()
+
     async def stop(self, grace: float | None = None) -> None:
         """Ends the server: NOT_SERVING, then calls in flight finish, then all is closed.
 
@@ -141,7 +146,7 @@ class Server:
             await asyncio.sleep(min(self.settings.drain_seconds, grace))
             left = max(0.0, deadline - loop.time())
             refusing = asyncio.create_task(self._server.stop(left))
-            idle = asyncio.create_task(self._metrics.wait_idle())
+            idle = asyncio.create_task(self.calls_ended())
             await asyncio.wait((refusing, idle), return_when=asyncio.FIRST_COMPLETED)
             if not idle.done():
                 idle.cancel()
@@ -163,9 +168,8 @@ class Server:
         settings = self.settings
         expose = settings.on_loopback or settings.expose_tracebacks
         interceptors = [self._metrics, Errors(expose_tracebacks=expose)]
-        token = settings.token()
-        if token is not None:
-            interceptors.append(Auth(token))
+        if settings.token_file is not None:
+            interceptors.append(Auth(TokenFile(settings.token_file).token))
         interceptors.append(Requests())
         options: list[tuple[str, int | str]] = list(_OPTIONS)
         if settings.max_connection_age_seconds is not None:

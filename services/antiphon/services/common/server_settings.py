@@ -37,7 +37,9 @@ class ServerSettings(BaseModel):
     tls_client_ca: Path | None = Field(
         None, description="Callers must show a certificate signed by this CA (PEM): mTLS."
     )
-    token_file: Path | None = Field(None, description="File with the token that callers must send.")
+    token_file: Path | None = Field(
+        None, description="File with the token that callers must send; read again when it changes."
+    )
     insecure: bool = Field(
         False, description="Listen off loopback without TLS and token; for closed networks."
     )
@@ -73,20 +75,6 @@ class ServerSettings(BaseModel):
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
-
-    def token(self) -> str | None:
-        """The token in `token_file`; None where no file is named."""
-        if self.token_file is None:
-            return None
-        try:
-            token = self.token_file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise StartError(
-                f"cannot read the token file {self.token_file}: {error.strerror}"
-            ) from error
-        if not token:
-            raise StartError(f"the token file {self.token_file} is empty; write the token into it")
-        return token
 
     def check(self) -> None:
         """Refuses settings that contradict each other or that leave the server open.

@@ -55,16 +55,3 @@ def test_on_this_machine_no_protection_is_asked_for(host: str) -> None:
 def test_contradictions_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(StartError, match=message):
         ServerSettings(**values).check()
-
-
-def test_a_token_is_read_without_its_line_end_and_must_be_there(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    settings = ServerSettings(token_file=path)
-    with pytest.raises(StartError, match="cannot read"):
-        settings.token()
-    path.write_text("  \n")
-    with pytest.raises(StartError, match="empty"):
-        settings.token()
-    path.write_text("secret\n")
-    assert settings.token() == "secret"
-    assert ServerSettings().token() is None
