@@ -28,41 +28,37 @@ def train(
         ),
     ] = False,
 ) -> None:
-    r"""Train a group of models as a TOML file says.
+    """Train a group of models as a TOML file says.
 
-    \b
     A run.toml that trains two agents for two turns on this machine:
-      [magrpo]
-      num_turns = 2
-      num_train_epochs = 2
-      max_new_tokens = 64
 
-    \b
-      [[agents]]                    # one per agent, agent 0 first
-      model = "HuggingFaceTB/SmolLM2-135M-Instruct"
-      [[agents]]
-      model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+        [magrpo]
+        num_turns = 2
+        num_train_epochs = 2
+        max_new_tokens = 64
 
-    \b
-      [reward]
-      function = "tasks:reward"     # def reward(first, second): in tasks.py
-      [transition]
-      function = "tasks:feedback"   # writes the prompts of the next turn
+        [[agents]]                    # one per agent, agent 0 first
+        model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+        [[agents]]
+        model = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-    \b
-      [dataset]
-      path = "prompts.jsonl"        # rows with a "prompt"
+        [reward]
+        function = "tasks:reward"     # def reward(first, second): in tasks.py
+        [transition]
+        function = "tasks:feedback"   # writes the prompts of the next turn
+
+        [dataset]
+        path = "prompts.jsonl"        # rows with a "prompt"
 
     Services that are not named are started here and end with the run. To use services that run
     elsewhere, name them: addresses = ["host:50051"] in [[agents]], address = "host:50061" in
     [reward] and [transition].
 
-    \b
     Examples:
-      antiphon train run.toml --dry-run
-      antiphon train run.toml
-      antiphon train run.toml --set magrpo.num_turns=3 --set agents.0.device=cuda:0
-      ANTIPHON_MAGRPO__SEED=7 antiphon train run.toml
+        antiphon train run.toml --dry-run
+        antiphon train run.toml
+        antiphon train run.toml --set magrpo.num_turns=3 --set agents.0.device=cuda:0
+        ANTIPHON_MAGRPO__SEED=7 antiphon train run.toml
 
     The environment wins over the file, --set over both; where TOML has no value, "none" turns a
     setting off. The run folder (in runs/) gets settings, metrics, rollouts, trained models and
@@ -76,7 +72,7 @@ def train(
         if dry_run:
             _show(config)
         else:
-            from antiphon.learner.run import train_from_config
+            from antiphon.learner.toml_run import train_from_config
 
             train_from_config(config)
     except KeyboardInterrupt as error:

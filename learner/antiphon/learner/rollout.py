@@ -40,6 +40,7 @@ from antiphon.learner.tree import (
     joint_indices,
 )
 
+OnTurn = Callable[[int, int, str], None]
 History = tuple[tuple[AgentAction, ...], ...]
 
 
@@ -158,6 +159,7 @@ class Rollout:
         prompts: Formats and tokenises prompts.
         seed_of: The seed of each completion.
         clock: Told where the time goes.
+        on_turn: Told the epoch, the turn and a task's prompt whenever a turn begins.
         phase: What the joint actions are for.
     """
 
@@ -171,6 +173,7 @@ class Rollout:
         prompts: PromptWriter,
         seed_of: SeedOf,
         clock: StageClock,
+        on_turn: OnTurn | None = None,
         phase: Phase = Phase.TRAIN,
     ) -> None:
         self._shape = shape
@@ -180,6 +183,7 @@ class Rollout:
         self._prompts = prompts
         self._seed_of = seed_of
         self._clock = clock
+        self._on_turn = on_turn
         self._phase = phase
         self._indices = joint_indices(shape.joint_mode, shape.num_agents, shape.num_generations)
 
@@ -210,6 +214,9 @@ class Rollout:
         return grown
 
     async def _grow_turn(self, epoch: int, frontier: Sequence[_Open]) -> None:
+        if self._on_turn is not None:
+            first = frontier[0].node
+            self._on_turn(epoch, first.turn, str(first.task.item.get("prompt", first.task.id)))
         async with task_group() as group:
             for agent in range(self._shape.num_agents):
                 group.create_task(self._generate(agent, epoch, frontier, group))

@@ -1,0 +1,276 @@
+"""Puts a run together: clients, policies, publishers, rollout, from what the setup says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.generation import GenerationClient
+from antiphon.clients.reward import RewardClient
+from antiphon.clients.transition import TransitionClient
+from antiphon.clients.types import FieldError, Phase
+from antiphon.learner.agents import Agent
+from antiphon.learner.buffer import RolloutBuffer
+from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.connect import (
+    check_fit,
+    largest_incarnation,
+    model_infos,
+    needs_of,
+    smallest_context,
+)
+from antiphon.learner.control import RunControl
+from antiphon.learner.data import CHECK_ALL_UP_TO
+from antiphon.learner.local import LocalServices
+from antiphon.learner.plan import joint_actions_per_node
+from antiphon.learner.policy import Policy, PolicySettings
+from antiphon.learner.prompts import TokenizedPrompts
+from antiphon.learner.publisher import AgentPublisher
+from antiphon.learner.record import RunRecord
+from antiphon.learner.replicas import Replica, RunIdentity
+from antiphon.learner.rollout import Rollout, RolloutShape, misfit
+from antiphon.learner.run import TrainingRun
+from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.run_setup import RunSetup
+from antiphon.learner.scoring import OnMainThread, RewardScorer, ServiceTransitions
+from antiphon.learner.seeds import completion_seed
+from antiphon.learner.stages import StageClock
+from antiphon.learner.status import RunStatus
+from antiphon.learner.updates import Updates
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every part of a run is told or asks."""
+
+    folder: RunFolder
+    record: RunRecord
+    status: RunStatus
+    control: RunControl
+    on_main_thread: OnMainThread
+
+
+class Assembly:
+    """Connects to the services of a run and puts its parts together.
+
+    Args:
+        setup: The run.
+        local: Starts what the run brings itself.
+        context: What the parts are told and ask.
+        stack: Closes clients, threads and policies at the end.
+    """
+
+    def __init__(
+        self, setup: RunSetup, local: LocalServices, context: RunContext, stack: AsyncExitStack
+    ) -> None:
+        self._setup = setup
+        self._config = setup.config
+        self._local = local
+        self._context = context
+        self._stack = stack
+        self._clock = StageClock()
+        self._prompts = TokenizedPrompts(
+            setup.prompts, [agent.tokenizer for agent in setup.agents], context.on_main_thread
+        )
+
+    async def training_run(self) -> TrainingRun:
+        """The run, with all services up and checked, ready for its first push.
+
+        Raises:
+            ChildError: A service that this run started did not come up.
+            CallError: A service given by address does not answer.
+            FieldError: A service, or a first prompt of the dataset, does not fit the agents.
+        """
+        setup = self._setup
+        replicas = [
+            [self._replica(endpoint) for endpoint in endpoints]
+            for endpoints in await self._local.generation()
+        ]
+        contexts, identity = await self._meet(replicas)
+        await self._check_first_prompts(contexts)
+        policies = await asyncio.to_thread(self._policies)
+        for policy in policies:
+            self._stack.callback(policy.restore_dtype)
+        publishers = [
+            AgentPublisher(
+                identity,
+                agent,
+                policies[agent].wire_tensors,
+                self._config.tensor_dtype,
+                replicas[agent],
+                timeout=self._config.push_timeout,
+            )
+            for agent in range(setup.num_agents)
+        ]
+        agents = [
+            Agent(
+                identity,
+                agent,
+                replicas[agent],
+                publishers[agent],
+                sampling=self._config.sampling,
+                context_length=contexts[agent],
+                timeout=self._config.generate_timeout,
+                include_full_logprobs=self._config.logprob_support == "full",
+            )
+            for agent in range(setup.num_agents)
+        ]
+        return TrainingRun(
+            self._config,
+            tasks=setup.tasks,
+            rollout=await self._rollout(agents),
+            updates=self._updates(policies),
+            publishers=publishers,
+            record=self._context.record,
+            status=self._context.status,
+            control=self._context.control,
+            clock=self._clock,
+            on_main_thread=self._context.on_main_thread,
+        )
+
+    async def _meet(self, replicas: Sequence[Sequence[Replica]]) -> tuple[list[int], RunIdentity]:
+        """Each agent's context length, and the run's incarnation, stored before the first push."""
+        folder, config = self._context.folder, self._config
+        full_logprobs = config.logprob_support == "full"
+        contexts: list[int] = []
+        found = 0
+        for number, agent in enumerate(self._setup.agents):
+            infos = await model_infos(
+                replicas[number],
+                start_timeout=config.start_timeout,
+                timeout=config.control_timeout,
+            )
+            tokenizer = agent.tokenizer if agent.endpoints else None  # a child has the learner's
+            needs = needs_of(number, agent.model, tokenizer, full_logprobs=full_logprobs)
+            for replica, info in zip(replicas[number], infos, strict=True):
+                check_fit(info, needs, replica.address)
+            contexts.append(smallest_context(infos, agent.model))
+            found = max(found, largest_incarnation(infos, folder.run_id))
+        incarnation = self._context.status.incarnation = folder.next_incarnation(found)
+        return contexts, RunIdentity(folder.run_id, incarnation)
+
+    async def _check_first_prompts(self, contexts: Sequence[int]) -> None:
+        """Refuse a dataset with a first prompt that leaves no room for its completion.
+
+        A dataset of unknown length is not read ahead; its long prompts are skipped and counted.
+        """
+        tasks = self._setup.tasks
+        if tasks.length is None:
+            return
+        for row in islice(tasks.epoch(), CHECK_ALL_UP_TO):
+            for agent, prompt in enumerate(await self._prompts.first(row.task)):
+                tokens, most = len(prompt.token_ids), self._config.max_new_tokens
+                if detail := misfit(agent, tokens, most, contexts[agent]):
+                    raise FieldError(
+                        f"{tasks.name}[{row.row}]",
+                        detail,
+                        "shorter prompts, or a smaller max_new_tokens",
+                    )
+
+    def _policies(self) -> list[Policy]:
+        return [
+            Policy(
+                number,
+                agent.model,
+                policy_settings(self._config, agent.learning_rate),
+                wire_dtype=self._config.tensor_dtype,
+            )
+            for number, agent in enumerate(self._setup.agents)
+        ]
+
+    def _updates(self, policies: Sequence[Policy]) -> Updates:
+        config = self._config
+        buffers = [
+            RolloutBuffer(agent, config.rollout_buffer_size, config.train_batch_size, config.seed)
+            for agent in range(self._setup.num_agents)
+        ]
+        updates = Updates(buffers, policies, threads=self._setup.threads)
+        self._stack.callback(updates.close)
+        return updates
+
+    async def _rollout(self, agents: Sequence[Agent]) -> Rollout:
+        config, record = self._config, self._context.record
+        return Rollout(
+            RolloutShape(
+                self._setup.num_agents,
+                config.num_generations,
+                config.num_turns,
+                config.joint_mode,
+                config.early_termination_threshold,
+                config.max_new_tokens,
+            ),
+            generators=agents,
+            scorer=self._scorer(await self._local.reward()),
+            transitioner=self._transitioner(await self._local.transition()),
+            prompts=self._prompts,
+            seed_of=partial(completion_seed, config.seed, Phase.TRAIN),
+            clock=self._clock,
+            on_turn=lambda epoch, turn, text: record.working_on(
+                "generate", epoch=epoch, prompt=text, turn=turn
+            ),
+        )
+
+    def _scorer(self, reward: Endpoint) -> RewardScorer:
+        client = RewardClient(reward, retry=self._config.retry)
+        self._stack.push_async_callback(client.close)
+        return RewardScorer(
+            client,
+            run_id=self._context.folder.run_id,
+            timeout=self._deadline(self._config.score_timeout, self._setup.reward),
+            failures_are_missing=self._config.on_score_failure == "missing",
+            processor=self._setup.reward_processor,
+            on_main_thread=self._context.on_main_thread,
+        )
+
+    def _transitioner(self, transition: Endpoint | None) -> ServiceTransitions | None:
+        if transition is None:
+            return None
+        client = TransitionClient(transition, retry=self._config.retry)
+        self._stack.push_async_callback(client.close)
+        return ServiceTransitions(
+            client,
+            run_id=self._context.folder.run_id,
+            num_agents=self._setup.num_agents,
+            timeout=self._deadline(self._config.transition_timeout, self._setup.transition),
+        )
+
+    def _deadline(self, timeout: float, given: Callable[..., Any] | Endpoint | None) -> float:
+        """The deadline of a call.
+
+        Functions of this process take turns on its main thread, where each call of them has
+        `timeout`; the deadline of the RPC around it lets those of a node before it end.
+        """
+        if isinstance(given, Endpoint):
+            return timeout
+        turns = joint_actions_per_node(self._config, self._setup.num_agents) + 1
+        return (self._config.score_timeout + self._config.transition_timeout) * turns
+
+    def _replica(self, endpoint: Endpoint) -> Replica:
+        client = GenerationClient(endpoint, retry=self._config.retry)
+        self._stack.push_async_callback(client.close)
+        return Replica(endpoint.address, client)
+
+
+def policy_settings(config: MAGRPOConfig, learning_rate: float | None = None) -> PolicySettings:
+    """How the config says that a policy is trained; `learning_rate` where it has its own."""
+    settings = PolicySettings(
+        temperature=config.temperature,
+        max_new_tokens=config.max_new_tokens,
+        learning_rate=config.agent_learning_rate if learning_rate is None else learning_rate,
+        clip_ratio_low=config.clip_ratio_low,
+        clip_ratio_high=config.clip_ratio_high,
+        importance_ratio=config.importance_ratio,
+        loss_normalization=config.loss_normalization,
+        logprob_support=config.logprob_support,
+        max_staleness=config.max_staleness,
+        micro_batch_size=config.micro_batch_size,
+    )
+    if config.weight_decay is None:
+        return settings
+    return replace(settings, weight_decay=config.weight_decay)

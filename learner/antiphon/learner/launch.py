@@ -1,0 +1,157 @@
+"""Starts what a run needs, trains, and takes everything down whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from antiphon.clients.types import RunState
+from antiphon.learner.assemble import Assembly, RunContext
+from antiphon.learner.concurrency import task_group
+from antiphon.learner.control import RunControl, StoppedError
+from antiphon.learner.events import EventLog
+from antiphon.learner.local import LocalServices
+from antiphon.learner.metrics import learner_metrics
+from antiphon.learner.record import RunRecord
+from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.run_setup import RunSetup, save_agent
+from antiphon.learner.service import SERVICE_NAME, LearnerServicer
+from antiphon.learner.signals import RunSignals
+from antiphon.learner.status import RunStatus
+from antiphon.services.common.hosting import Host
+from antiphon.services.common.main_thread import MainThread
+from antiphon.services.common.server import Server
+from antiphon.v1.learner_pb2_grpc import add_LearnerServiceServicer_to_server
+
+
+def train(setup: RunSetup, folder: RunFolder) -> RunState:
+    """Train a run to its end, on the main thread.
+
+    Args:
+        setup: The run.
+        folder: Where it is kept.
+
+    Returns:
+        FINISHED, or STOPPED where somebody asked for the end.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came; the run has ended in order.
+        SystemExit: SIGTERM came (143); the run has ended in order.
+        Exception: The root error of a run that failed.
+    """
+    main_thread = MainThread()
+    launch = _Launch(setup, folder, main_thread)
+    with RunSignals(launch.kill_children) as signals:
+        state = main_thread.serve(partial(launch.run, signals))
+    signals.raise_received()
+    return state
+
+
+class _Launch:
+    """One run, from its first process to its last line."""
+
+    def __init__(self, setup: RunSetup, folder: RunFolder, main_thread: MainThread) -> None:
+        self._setup = setup
+        self._folder = folder
+        self._main_thread = main_thread
+        self._local: LocalServices | None = None
+
+    def kill_children(self) -> None:
+        """End the children at once."""
+        if self._local is not None:
+            self._local.kill()
+
+    async def run(self, signals: RunSignals) -> RunState:
+        """The whole run; the learner's own service answers from its beginning to its end."""
+        setup, names = self._setup, [agent.name for agent in self._setup.agents]
+        self._events, control = EventLog(), RunControl()
+        self._record = RunRecord(
+            self._folder,
+            setup.config,
+            num_agents=setup.num_agents,
+            models=names,
+            prompts_total=setup.prompts_total,
+            metrics=learner_metrics(),
+            progress=setup.progress,
+            on_metrics=lambda count, row: self._status.tell_metrics(count, dict(row)),
+        )
+        self._status = RunStatus(
+            self._folder,
+            self._record,
+            control,
+            self._events,
+            num_epochs=setup.config.num_train_epochs,
+            prompts_total=setup.prompts_total,
+            models=names,
+        )
+        signals.connect(control.stop)
+        context = RunContext(
+            self._folder, self._record, self._status, control, self._on_main_thread
+        )
+        async with self._served(LearnerServicer(self._status, control, self._events)):
+            return await self._told(self._train(context))
+
+    async def _told(self, training: Coroutine[Any, Any, None]) -> RunState:
+        """Await the training; record, watchers and terminal learn how it ended."""
+        state, error = RunState.FAILED, ""
+        try:
+            try:
+                await training
+                state = RunState.FINISHED
+            except StoppedError:
+                state = RunState.STOPPED
+            if self._setup.save_models:
+                await asyncio.to_thread(self._save_models)
+        except BaseException as failure:
+            state, error = RunState.FAILED, f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            self._record.finish(state, error)
+            self._status.change(state, error)
+            self._events.close()
+        return state
+
+    async def _train(self, context: RunContext) -> None:
+        """Start services, train, end services; the policies hand their models back."""
+        host = Host(self._main_thread, self._tell_hung)
+        local = self._local = LocalServices(self._setup, self._folder.path, host)
+        async with local.running(), AsyncExitStack() as stack:
+            assembly = Assembly(self._setup, local, context, stack)
+            run = await context.control.unless_stopped(assembly.training_run())
+            async with task_group() as group:
+                watching = group.create_task(local.watch())
+                await run.train()
+                watching.cancel()
+
+    def _save_models(self) -> None:
+        for number, agent in enumerate(self._setup.agents):
+            save_agent(self._folder.agent_folder(number), agent.model, agent.tokenizer)
+
+    async def _on_main_thread(self, function: Callable[[], Any], what: str) -> Any:
+        return await self._main_thread.run(function, timeout=None, what=what)
+
+    def _tell_hung(self, error: Exception) -> None:
+        self._status.note(str(error))
+
+    @asynccontextmanager
+    async def _served(self, servicer: LearnerServicer) -> AsyncIterator[None]:
+        """The learner's own service; its address is on the terminal and in the run folder."""
+        settings, folder = self._setup.server, self._folder.path
+        if settings.address_file is None:
+            settings = settings.model_copy(update={"address_file": folder / "learner.json"})
+        server = Server(
+            settings,
+            name="learner",
+            services=[SERVICE_NAME],
+            register=partial(add_LearnerServiceServicer_to_server, servicer),
+        )
+        await server.start()
+        try:
+            self._status.note(f"run folder: {folder}")
+            self._status.note(f"watch it: antiphon watch {server.address}")
+            yield
+        finally:
+            await server.stop()

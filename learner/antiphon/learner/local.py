@@ -1,0 +1,222 @@
+"""What a run on one machine starts itself: generation services and the script's functions.
+
+Generation services are child processes that start from "architecture and tokenizer only" and get
+their weights by the first push. The script's functions are served over gRPC from this process and
+run on its main thread. Everything listens on unix sockets in a private folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.types import TensorDtype
+from antiphon.learner.children import Child, ChildError, stop_children
+from antiphon.learner.concurrency import task_group
+from antiphon.learner.run_setup import AgentSetup, RunSetup
+from antiphon.services.common.hosting import Host
+from antiphon.services.common.server import Server
+from antiphon.services.common.server_settings import ServerSettings
+from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
+from antiphon.services.reward import reward_server
+from antiphon.services.transition import transition_server
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LONGEST_SOCKET_FOLDER = 60
+"""Characters; a unix socket's whole path must stay below 108."""
+CHILD_GRACE = 10.0
+"""Seconds that a child has to end before it is killed."""
+
+
+class LocalServices:
+    """The services that a run starts itself.
+
+    Args:
+        setup: The run.
+        folder: The run's folder: logs, addresses, models without weights.
+        host: This process: runs user functions on its main thread.
+    """
+
+    def __init__(self, setup: RunSetup, folder: Path, host: Host) -> None:
+        self._setup = setup
+        self._folder = folder
+        self._host = host
+        self._sockets = Path(tempfile.mkdtemp(prefix="antiphon-", dir=_socket_parent()))
+        self.children: list[Child] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[LocalServices]:
+        """Everything that was started within the block is gone after it, whatever happens."""
+        async with AsyncExitStack() as self._stack:
+            try:
+                yield self
+            finally:
+                await asyncio.to_thread(stop_children, self.children, grace=CHILD_GRACE)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def generation(self) -> list[tuple[Endpoint, ...]]:
+        """Where each agent is served; services are started for agents without endpoints.
+
+        Raises:
+            ChildError: A service did not come up; with the end of its log.
+        """
+        local = {n: a for n, a in enumerate(self._setup.agents) if not a.endpoints}
+        threads = max(1, self._setup.threads // max(1, len(local)))
+        for number, agent in local.items():
+            self.children.append(await asyncio.to_thread(self._start, number, agent, threads))
+        within = self._setup.config.start_timeout
+        async with task_group() as group:
+            asked = [group.create_task(child.address(within=within)) for child in self.children]
+        addresses = iter([Endpoint.of(task.result()) for task in asked])
+        return [agent.endpoints or (next(addresses),) for agent in self._setup.agents]
+
+    async def reward(self) -> Endpoint:
+        """Where rewards come from: the service given, or the function served here."""
+        reward = self._setup.reward
+        if isinstance(reward, Endpoint):
+            return reward
+        function = RewardFunction(
+            reward,
+            self._setup.num_agents,
+            self._setup.config.reward_batch_size,
+            record_call=self._record_call,
+        )
+        return await self._serve(
+            reward_server(
+                self._here("reward"),
+                function,
+                self._host,
+                call_timeout=self._setup.config.score_timeout,
+            )
+        )
+
+    async def transition(self) -> Endpoint | None:
+        """Where later prompts come from: the service given, or the function served here."""
+        transition = self._setup.transition
+        if transition is None or isinstance(transition, Endpoint):
+            return transition
+        function = TransitionFunction(
+            transition, self._setup.num_agents, record_call=self._record_call
+        )
+        return await self._serve(
+            transition_server(
+                self._here("transition"),
+                function,
+                self._host,
+                call_timeout=self._setup.config.transition_timeout,
+            )
+        )
+
+    async def watch(self) -> None:
+        """Never return; fail once a child has ended by itself.
+
+        Raises:
+            ChildError: Names it, with the end of its log.
+        """
+        ends = {asyncio.create_task(child.ended()): child for child in self.children}
+        if not ends:
+            await asyncio.Event().wait()
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+        ended = done.pop()
+        child = ends[ended]
+        raise ChildError(
+            f"the {child.name} ended with code {ended.result()} in the middle of the run; its log "
+            f"{child.log_file} ends with:\n{child.log_end()}"
+        )
+
+    def kill(self) -> None:
+        """End all children at once; for a process that is about to end itself."""
+        for child in self.children:
+            child.kill()
+
+    def _start(self, number: int, agent: AgentSetup, threads: int) -> Child:
+        folder = self._folder
+        source = folder / "services" / f"agent_{number}"
+        save_without_weights(source, agent.model, agent.tokenizer)
+        return Child.start(
+            f"generation service of agent {number}",
+            [
+                *("serve", "generation", "--model", str(source), "--no-weights"),
+                *("--agent", str(number), "--threads", str(threads)),
+                *("--host", f"unix:{self._sockets / f'agent-{number}.sock'}"),
+                *("--run-lease", str(self._setup.config.run_lease)),
+                *_compute_in(self._setup.config.tensor_dtype),
+                *self._setup.generation_arguments,
+            ],
+            log_file=folder / "logs" / f"generation_{number}.log",
+            address_file=folder / "services" / f"agent_{number}.json",
+            environ=child_environment(threads),
+        )
+
+    async def _serve(self, server: Server) -> Endpoint:
+        await server.start()
+        self._stack.push_async_callback(server.stop, 1.0)
+        return Endpoint.of(server.address)
+
+    def _here(self, name: str) -> ServerSettings:
+        host = f"unix:{self._sockets / f'{name}.sock'}"
+        return ServerSettings.model_validate({"host": host, "metrics_port": None})
+
+    def _record_call(self, function: str, ids: tuple[str, ...]) -> None:
+        """Write down what is about to be called: it names the call that ended the process."""
+        call = {"function": function, "joint_action_ids": list(ids), "time": time.time()}
+        (self._folder / "last_call.json").write_text(json.dumps(call) + "\n")
+
+
+def _compute_in(wire: TensorDtype) -> tuple[str, ...]:
+    """A run with float32 weights samples in float32 on a GPU too."""
+    return ("--dtype", wire.value) if wire is TensorDtype.FLOAT32 else ()
+
+
+def save_without_weights(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Save what a service needs of a model whose weights will be pushed."""
+    from transformers import GenerationConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(folder)
+    own = model.generation_config
+    if own is not None:
+        GenerationConfig(
+            bos_token_id=own.bos_token_id,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=own.pad_token_id,
+        ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """Environment of a generation service that shares this machine's cores with others.
+
+    Threads that wait must not spin: two spinning processes on two cores take ten times as long.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _socket_parent() -> str | None:
+    return "/tmp" if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER else None  # noqa: S108

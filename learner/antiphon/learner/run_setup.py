@@ -1,0 +1,126 @@
+"""Everything that a run is made of, resolved and checked, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.types import FieldError
+from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.data import Tasks
+from antiphon.learner.formatters import Prompts
+from antiphon.learner.progress import Progress
+from antiphon.learner.scoring import RewardProcessor
+from antiphon.services.common.server_settings import ServerSettings
+from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """One agent: the model to train in place, its tokenizer, and where it is served.
+
+    Without endpoints this run starts a generation service for it. `learning_rate` None is the
+    config's.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    endpoints: tuple[Endpoint, ...] = ()
+    learning_rate: float | None = None
+
+
+UserFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """A run that is ready to start.
+
+    `reward` and `transition` are the user's functions, run in this process, or where a service is.
+    `threads` cores are shared out: among the services that this run starts while they generate,
+    among the updates while those run. `generation_arguments` go to every service that it starts.
+    """
+
+    config: MAGRPOConfig
+    agents: tuple[AgentSetup, ...]
+    tasks: Tasks
+    prompts: Prompts
+    reward: UserFunction | Endpoint
+    transition: UserFunction | Endpoint | None
+    progress: Progress
+    reward_processor: RewardProcessor | None = None
+    server: ServerSettings = field(default_factory=lambda: ServerSettings.model_validate({}))
+    threads: int = field(default_factory=usable_cores)
+    save_models: bool = False
+    generation_arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot train, before anything is started.
+
+        Raises:
+            FieldError: Names what is missing, contradicts or is not offered.
+            UserFunctionError: A function takes other parameters than it will get.
+        """
+        _distinct_models(self.agents)
+        if self.config.num_turns > 1 and self.transition is None:
+            raise FieldError(
+                "external_transition",
+                "nothing",
+                f"a function or service that writes later prompts, as num_turns is "
+                f"{self.config.num_turns}",
+            )
+        self.tasks.check(needed=self.prompts.needed_columns)
+        if not isinstance(self.reward, Endpoint):
+            RewardFunction(self.reward, self.num_agents, self.config.reward_batch_size)
+        if self.transition is not None and not isinstance(self.transition, Endpoint):
+            TransitionFunction(self.transition, self.num_agents)
+
+    @property
+    def num_agents(self) -> int:
+        """N."""
+        return len(self.agents)
+
+    @property
+    def prompts_total(self) -> int:
+        """Prompts of all epochs, 0 where the dataset does not know its length."""
+        return (self.tasks.length or 0) * self.config.num_train_epochs
+
+
+def _distinct_models(agents: Sequence[AgentSetup]) -> None:
+    seen: dict[int, int] = {}
+    for number, agent in enumerate(agents):
+        first = seen.setdefault(id(agent.model), number)
+        if first != number:
+            raise FieldError(
+                f"agents[{number}]",
+                f"the same object as agents[{first}]",
+                "a model object of its own for every agent, as each is trained in place",
+            )
+
+
+def save_agent(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Save a trained model with its tokenizer, to be loaded by `from_pretrained`.
+
+    A model that was loaded from a GGUF file counts as quantised and would refuse; its weights are
+    plain numbers by now, so that mark is taken off.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if getattr(model, "hf_quantizer", None) is not None:
+        model.hf_quantizer = None
+    if getattr(model.config, "quantization_config", None) is not None:
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

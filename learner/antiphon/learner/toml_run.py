@@ -1,0 +1,122 @@
+"""Runs what a TOML file describes: models loaded, functions found, then as every other run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.types import RunState
+from antiphon.learner.agent_models import check_vocabulary
+from antiphon.learner.config import resolve_devices
+from antiphon.learner.data import Tasks
+from antiphon.learner.dataset_sources import open_dataset
+from antiphon.learner.formatters import Prompts
+from antiphon.learner.launch import train
+from antiphon.learner.progress import open_progress
+from antiphon.learner.run_config import AgentSettings, FunctionSettings, RunConfig
+from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.run_setup import AgentSetup, RunSetup, usable_cores
+from antiphon.services.common.load_function import load_function
+from antiphon.services.common.models import load_model, load_tokenizer
+
+
+def train_from_config(config: RunConfig) -> RunState:
+    """Train the run that a TOML file describes, on the main thread.
+
+    The run folder gets the resolved settings, the record, and the trained models where
+    `run.save_models` says so.
+
+    Returns:
+        FINISHED, or STOPPED where somebody asked for the end.
+
+    Raises:
+        FieldError: A setting does not fit the models or the data.
+        KeyboardInterrupt: SIGINT came; the run has ended in order.
+        SystemExit: SIGTERM came (143); the run has ended in order.
+        Exception: The root error of a run that failed.
+    """
+    setup = setup_from_config(config)
+    folder = RunFolder.create(config.run.directory, config.run.name)
+    folder.write_config(config.resolved())
+    state = train(setup, folder)
+    where = folder.path / "SUMMARY.md"
+    sys.stdout.write(f"The run has {state.value}: {where}\n")
+    return state
+
+
+def setup_from_config(config: RunConfig) -> RunSetup:
+    """The run, with models loaded and functions found.
+
+    Raises:
+        FieldError: A setting does not fit the models or the data.
+        StartError: A function is not there.
+    """
+    reward = _function_or_service(config, config.reward)
+    assert reward is not None  # checked when the config was read
+    processor = config.reward.processor
+    return RunSetup(
+        config=config.magrpo.replace(num_agents=config.num_agents),
+        tasks=Tasks(open_dataset(config.dataset), name="dataset"),
+        prompts=Prompts(
+            _formatters(config),
+            config.num_agents,
+            passthrough=config.magrpo.external_prompt_passthrough,
+        ),
+        reward=reward,
+        transition=_function_or_service(config, config.transition),
+        agents=_agents(config),
+        progress=open_progress(),
+        reward_processor=None if processor is None else load_function(processor),
+        server=config.server,
+        threads=config.run.threads or usable_cores(),
+        save_models=config.run.save_models,
+    )
+
+
+def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
+    devices = resolve_devices(
+        config.magrpo.agent_devices, config.num_agents, cuda_devices=torch.cuda.device_count()
+    )
+    agents = []
+    for number, settings in enumerate(config.agents):
+        model = load_model(settings.model, dtype=torch.float32, gguf_file=settings.gguf_file)
+        tokenizer = _tokenizer(settings)
+        check_vocabulary(number, model, tokenizer)
+        agents.append(
+            AgentSetup(
+                model.to(settings.device or devices[number]),
+                tokenizer,
+                Path(settings.model).name if Path(settings.model).exists() else settings.model,
+                tuple(config.endpoint(address) for address in settings.addresses),
+                config.learning_rate(number),
+            )
+        )
+    return tuple(agents)
+
+
+def _tokenizer(settings: AgentSettings) -> Any:
+    own = settings.tokenizer is None  # a tokenizer that is given has a place of its own
+    return load_tokenizer(settings.tokenizer_source, gguf_file=settings.gguf_file if own else None)
+
+
+def _formatters(config: RunConfig) -> Callable[..., str] | list[Callable[..., str] | None] | None:
+    functions = config.formatters.functions
+    if isinstance(functions, str):
+        return load_function(functions)
+    if not functions:
+        return None
+    loaded = [load_function(function) for function in functions]
+    return loaded[0] if len(loaded) == 1 else list(loaded)
+
+
+def _function_or_service(
+    config: RunConfig, settings: FunctionSettings
+) -> Callable[..., Any] | Endpoint | None:
+    if settings.address is not None:
+        return config.endpoint(settings.address)
+    return None if settings.function is None else load_function(settings.function)

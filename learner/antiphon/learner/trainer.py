@@ -1,0 +1,279 @@
+"""`MAGRPOTrainer`, as people who come from CoMLRL know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.types import FieldError
+from antiphon.learner.agent_models import (
+    agent_sources,
+    check_vocabulary,
+    load_agents,
+    model_name,
+    resolve_tokenizers,
+)
+from antiphon.learner.config import MAGRPOConfig, resolve_devices
+from antiphon.learner.data import Tasks
+from antiphon.learner.formatters import Prompts
+from antiphon.learner.launch import train
+from antiphon.learner.progress import Silent, open_progress
+from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
+from antiphon.services.common.function_arguments import function_name
+from antiphon.services.common.server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RUNS = "runs"
+"""Folder of the working directory that gets a folder for every run."""
+
+
+class MAGRPOTrainer:
+    """Trains several language models together (multi-turn MAGRPO), on one machine or several.
+
+    Example:
+        ::
+
+            trainer = MAGRPOTrainer(
+                agents=[model_a, model_b],
+                tokenizer=tokenizer,
+                reward_func=lambda a, b: [float(len(b[0]) > len(a[0]))],
+                external_transition=lambda prompt, num_agents: [prompt + " Again:"] * num_agents,
+                train_dataset=[{"prompt": "Write a story:"}],
+                args=MAGRPOConfig(num_turns=2, num_train_epochs=1),
+            )
+            trainer.train()
+            trainer.save_model("trained")
+
+    Attributes:
+        agents: The models, trained in place.
+        tokenizers: One per agent; `tokenizer` is the first.
+        args: The settings.
+        num_agents: N.
+        run_directory: Folder of the run; None before `train`.
+    """
+
+    def __init__(
+        self,
+        agent_model: str | None = None,
+        agents: Sequence[PreTrainedModel] | Sequence[str] | None = None,
+        num_agents: int = 2,
+        tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        reward_func: Callable[..., Any] | None = None,
+        reward_processor: Callable[[float], Any] | None = None,
+        formatters: Callable[..., str] | Sequence[Callable[..., str]] | None = None,
+        external_transition: Callable[..., Any] | None = None,
+        wandb_config: Mapping[str, Any] | None = None,
+        eval_logger: Callable[..., Any] | None = None,
+        eval_aggregator: Callable[..., Any] | None = None,
+        args: MAGRPOConfig | None = None,
+        *,
+        run_directory: str | Path = RUNS,
+        run_name: str | None = None,
+        generation_addresses: Sequence[Endpoint | str | Sequence[Endpoint | str]] | None = None,
+        reward_address: Endpoint | str | None = None,
+        transition_address: Endpoint | str | None = None,
+        server: ServerSettings | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Names, order and meaning are CoMLRL's up to `args`; what follows it is given by keyword.
+
+        Args:
+            agent_model: Name or path that every agent starts from.
+            agents: The agents' models, objects or names, instead.
+            num_agents: N where `agent_model` is given; else the length of `agents` counts.
+            tokenizer: One for all agents or one per agent; needed where agents are objects.
+            model_config: `torch_dtype`, `attn_implementation`, `model_kwargs`, `special_tokens`.
+            train_dataset: Rows: a `datasets` dataset or a list of mappings.
+            eval_dataset: Not offered by this version.
+            reward_func: The agents' completions in, one number per joint action out.
+            reward_processor: From a raw reward to the one trained on.
+            formatters: From a row to an agent's prompt; one for all or one per agent.
+            external_transition: From what was answered to the next prompt of each agent.
+            wandb_config: Not offered by this version; ``{"verbose": False}`` is heeded.
+            eval_logger: Not offered by this version.
+            eval_aggregator: Not offered by this version.
+            args: The settings.
+            run_directory: Folder that gets the run's folder.
+            run_name: Name of the run's folder; None takes date and time.
+            generation_addresses: Running generation services, one (or a list of replicas) per
+                agent; None starts them here.
+            reward_address: A running reward service, instead of `reward_func`.
+            transition_address: A running transition service, instead of `external_transition`.
+            server: How the learner's own service listens; None takes a free port of loopback.
+            threads: Cores to share out; None takes all that this process may use.
+
+        Raises:
+            FieldError: Something is missing, contradicts or is not offered; it says what to give.
+        """
+        _refuse_what_is_not_offered(
+            eval_dataset=eval_dataset,
+            wandb_config=wandb_config,
+            eval_logger=eval_logger,
+            eval_aggregator=eval_aggregator,
+        )
+        verbose = bool((wandb_config or {}).get("verbose", True))
+        self.args = MAGRPOConfig() if args is None else args
+        self.model_config = dict(model_config or {})
+        sources = agent_sources(agent_model, agents, num_agents, self.args)
+        self.num_agents = len(sources)
+        self.tokenizers = resolve_tokenizers(tokenizer, sources, self.model_config)
+        self.tokenizer = self.tokenizers[0]
+        reward = _one_of("reward_func", reward_func, "reward_address", reward_address)
+        if reward is None:
+            raise FieldError("reward_func", "nothing", "a function that scores joint actions")
+        transition = _one_of(
+            "external_transition", external_transition, "transition_address", transition_address
+        )
+        prompts = Prompts(
+            formatters, self.num_agents, passthrough=self.args.external_prompt_passthrough
+        )
+        tasks, endpoints = Tasks(train_dataset), _endpoints(generation_addresses, self.num_agents)
+        self.agents = load_agents(sources, self.model_config)
+        devices = resolve_devices(
+            self.args.agent_devices, self.num_agents, cuda_devices=torch.cuda.device_count()
+        )
+        for number, (agent, device) in enumerate(zip(self.agents, devices, strict=True)):
+            check_vocabulary(number, agent, self.tokenizers[number])
+            agent.to(device)
+        self.run_directory: Path | None = None
+        self._run_parent, self._run_name = Path(run_directory), run_name
+        self._setup = RunSetup(
+            config=self.args,
+            agents=tuple(
+                AgentSetup(model, self.tokenizers[number], model_name(source), endpoints[number])
+                for number, (model, source) in enumerate(zip(self.agents, sources, strict=True))
+            ),
+            tasks=tasks,
+            prompts=prompts,
+            reward=reward,
+            transition=transition,
+            progress=open_progress() if verbose else Silent(),
+            reward_processor=reward_processor,
+            server=server or ServerSettings.model_validate({}),
+            threads=threads or usable_cores(),
+        )
+
+    def train(
+        self,
+        resume_from_checkpoint: Any = None,
+        checkpoint_dir: Any = None,
+        checkpoint_interval: int = 1,
+        checkpoint_total_limit: int | None = None,
+    ) -> None:
+        """Train to the end, on the main thread; SIGINT and SIGTERM belong to it meanwhile.
+
+        Checkpoints are not offered by this version: the parameters are CoMLRL's and must keep
+        their defaults.
+
+        Raises:
+            FieldError: A parameter has another value.
+            KeyboardInterrupt: Ctrl-C came; what was under way has been finished in order.
+            SystemExit: SIGTERM came (code 143), likewise.
+            Exception: The root error of a run that failed.
+        """
+        given = {
+            "resume_from_checkpoint": resume_from_checkpoint is not None,
+            "checkpoint_dir": checkpoint_dir is not None,
+            "checkpoint_interval": checkpoint_interval != 1,
+            "checkpoint_total_limit": checkpoint_total_limit is not None,
+        }
+        for name, changed in given.items():
+            if changed:
+                raise FieldError(name, "a value", "none: this version does not offer checkpoints")
+        folder = RunFolder.create(self._run_parent, self._run_name)
+        folder.write_config(described(self._setup))
+        self.run_directory = folder.path
+        train(self._setup, folder)
+
+    def save_model(self, output_dir: str | Path) -> None:
+        """Save every agent with its tokenizer in `output_dir`/agent_0, agent_1, ...
+
+        Each folder loads with `AutoModelForCausalLM.from_pretrained`.
+        """
+        for number, model in enumerate(self.agents):
+            save_agent(Path(output_dir) / f"agent_{number}", model, self.tokenizers[number])
+
+
+def described(setup: RunSetup) -> dict[str, Any]:
+    """What a script's run was told, as JSON values."""
+    return {
+        "magrpo": setup.config.replace(num_agents=setup.num_agents).model_dump(mode="json"),
+        "agents": [
+            {"model": agent.name, "addresses": [endpoint.address for endpoint in agent.endpoints]}
+            for agent in setup.agents
+        ],
+        "reward": _who(setup.reward),
+        "transition": _who(setup.transition),
+        "dataset": {"rows": setup.tasks.length, "columns": list(setup.tasks.columns())},
+    }
+
+
+def _who(given: Callable[..., Any] | Endpoint | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, Endpoint):
+        return {"address": given.address}
+    return {"function": function_name(given)}
+
+
+def _one_of(
+    name: str,
+    function: Callable[..., Any] | None,
+    address_name: str,
+    address: Endpoint | str | None,
+) -> Callable[..., Any] | Endpoint | None:
+    if function is not None and address is not None:
+        raise FieldError(name, f"a function, and {address_name} too", "one of them")
+    if function is not None and not callable(function):
+        raise FieldError(name, type(function).__name__, "a function")
+    return function if address is None else Endpoint.of(address)
+
+
+def _endpoints(
+    addresses: Sequence[Endpoint | str | Sequence[Endpoint | str]] | None, num_agents: int
+) -> list[tuple[Endpoint, ...]]:
+    """Replicas of each agent; none where they are started here."""
+    if addresses is None:
+        return [()] * num_agents
+    if isinstance(addresses, str) or len(addresses) != num_agents:
+        raise FieldError(
+            "generation_addresses",
+            repr(addresses),
+            f"a list of {num_agents}, one per agent, each an address or a list of replicas",
+        )
+    return [
+        tuple(
+            Endpoint.of(one) for one in ([entry] if isinstance(entry, (str, Endpoint)) else entry)
+        )
+        for entry in addresses
+    ]
+
+
+def _refuse_what_is_not_offered(**given: Any) -> None:
+    """Refuse evaluation and Weights & Biases by name."""
+    features = {
+        "eval_dataset": "evaluation",
+        "eval_logger": "evaluation",
+        "eval_aggregator": "evaluation",
+    }
+    for name, feature in features.items():
+        if given[name] is not None:
+            raise FieldError(name, "a value", f"None: this version does not offer {feature}")
+    others = sorted(set(given["wandb_config"] or {}) - {"verbose"})
+    if others:
+        raise FieldError(
+            "wandb_config",
+            f"the keys {', '.join(others)}",
+            'None or {"verbose": ...}: this version does not offer Weights & Biases; metrics are '
+            "in the run folder (metrics.jsonl) and on /metrics",
+        )
