@@ -190,21 +190,18 @@ def score_to_proto(score: Score, field: str = "score") -> pb.Score:
         f"value {score.value} and missing_reason {score.missing_reason!r}",
         "exactly one of them",
     )
-    message = encodable(
+    if score.missing_reason is not None:
+        require_text(score.missing_reason, at(field, "missing_reason"))
+    return encodable(
         lambda: pb.Score(
             joint_action_id=score.joint_action_id,
+            value=score.value,
+            missing_reason=score.missing_reason,
             components=score.components,
             info_json=b"" if score.info is None else encode_item(score.info, at(field, "info")),
         ),
         field,
     )
-    if score.value is not None:
-        message.value = score.value
-    else:
-        message.missing_reason = require_text(
-            score.missing_reason or "", at(field, "missing_reason")
-        )
-    return message
 
 
 def score_from_proto(message: pb.Score, field: str = "score") -> Score:
