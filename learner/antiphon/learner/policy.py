@@ -196,8 +196,16 @@ class Policy:
             FieldError: The state is of another model; nothing was changed.
         """
         masters = state["masters"]
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in masters.items()]
-        tensors.check_names_and_shapes(self._masters, shapes, "masters")
+        got = {name: tuple(tensor.shape) for name, tensor in masters.items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in self._masters.items()}
+        for name in sorted(got.keys() | wanted.keys()):
+            if got.get(name) != wanted.get(name):
+                raise FieldError(
+                    f"masters.{name}",
+                    f"shape {got.get(name, 'missing')}",
+                    f"shape {wanted.get(name, 'missing')}; the state is of another model, or "
+                    "other parameters require a gradient",
+                )
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(masters[name])

@@ -168,6 +168,8 @@ def test_two_steps_carry_the_moments_on() -> None:
         clear = (first[name].abs() > 1e-4) & (second[name].abs() > 1e-4)
         torch.testing.assert_close(p[clear], wanted[clear], atol=2e-6, rtol=1e-5)
     assert policy.optimizer_steps == 2
+    for name, master in policy.state_dict()["masters"].items():
+        assert master.data_ptr() == model.get_parameter(name).data_ptr()  # no second copy
 
 
 def test_the_model_is_the_rounded_master_after_every_step() -> None:
