@@ -287,7 +287,7 @@ def _load(config: RunConfig, number: int) -> tuple[_AgentModel, str]:
     return loaded, f"{parameters:,} parameters, context {loaded.context} tokens"
 
 
-async def check_health(endpoint: Endpoint, service: str, timeout: float) -> None:  # noqa: ASYNC109
+async def check_health(endpoint: Endpoint, service: str, timeout: float) -> None:
     """Ask a service's health.
 
     Raises:

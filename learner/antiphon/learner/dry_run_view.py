@@ -20,6 +20,7 @@ def show_dry_run(console: Console, config: RunConfig, dry_run: DryRun) -> None:
     """Print a dry run."""
     _title(console, "Run")
     console.print(_settings(config))
+    console.print(Text("Sections that are not shown are at their defaults.", "dim"))
     _title(console, "Size of the tree")
     console.print(_sizes(dry_run))
     _title(console, "Checks")
@@ -38,14 +39,17 @@ def _title(console: Console, text: str) -> None:
 
 
 def _settings(config: RunConfig) -> Table:
-    """Every setting; those that were given are marked, the others are defaults."""
+    """How the agents are trained, and of everything else what differs from its default."""
     table = Table(box=None, pad_edge=False)
     for column in ("setting", "value", ""):
         table.add_column(column, header_style="dim", overflow="fold")
     given = _flat(config.model_dump(mode="json", exclude_unset=True))
     given["magrpo.num_agents"] = True
     for name, value in _flat(config.resolved()).items():
-        table.add_row(name, _value(value), "" if name in given else Text("default", "dim"))
+        if name in given:
+            table.add_row(name, _value(value), "")
+        elif name.startswith("magrpo.") and not name.startswith("magrpo.retry."):
+            table.add_row(name, _value(value), Text("default", "dim"))
     return table
 
 

@@ -45,7 +45,8 @@ class Figures:
     def take(self) -> dict[str, float]:
         """All figures, and begin anew."""
         figures = self.read()
-        self.__init__()  # type: ignore[misc]
+        for kept in (self._means, self._maxima, self._sums):
+            kept.clear()
         return figures
 
 

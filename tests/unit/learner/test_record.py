@@ -164,6 +164,17 @@ def test_rollouts_hold_what_was_asked_answered_and_earned(folder: RunFolder) -> 
     assert lines[2]["agents"][0]["dead"] is True
 
 
+def test_in_cross_a_completion_is_worth_the_mean_of_its_joint_actions(folder: RunFolder) -> None:
+    config = MAGRPOConfig(num_generations=2, joint_mode="cross", num_turns=1)
+    record = _record(folder, config)
+    record.rolled_out(1, [make_node([0.0, 1.0, 4.0, None], num_generations=2, mode="cross")])
+    line = json.loads(folder.rollouts_file(1).read_text())
+    # Joint actions (0,0), (0,1), (1,0), (1,1); the last has no reward and is in no mean.
+    assert [j["samples"] for j in line["joint_actions"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [c["return"] for c in line["agents"][0]["completions"]] == [0.5, 4.0]
+    assert [c["return"] for c in line["agents"][1]["completions"]] == [2.0, 1.0]
+
+
 def test_why_a_branch_stopped_is_told(folder: RunFolder) -> None:
     record = _record(folder)
     node = make_node([1.0, 2.0])

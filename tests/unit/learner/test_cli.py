@@ -1,0 +1,144 @@
+"""`antiphon train` as a user meets it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.models import tiny_folder
+from typer.testing import CliRunner
+
+from antiphon.clients.cli import app
+from antiphon.learner import toml_run
+from antiphon.learner.run_config import RunConfig
+from antiphon.services.common.errors import UserFunctionError
+
+TASKS = """
+def reward(first, second):
+    return [float(len(b)) for a, b in zip(first, second)]
+
+def feedback(prompt, agent_completions, num_agents):
+    return [prompt] * num_agents
+"""
+
+RUN = """
+[magrpo]
+num_turns = 2
+max_new_tokens = 8
+
+[[agents]]
+model = "tiny"
+[[agents]]
+model = "tiny"
+
+[reward]
+function = "tasks:reward"
+
+[transition]
+function = "tasks:feedback"
+
+[dataset]
+prompts = ["red green", "blue"]
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def _antiphon(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from antiphon.clients.cli import main; main()", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_help_teaches_by_example() -> None:
+    result = CliRunner().invoke(app, ["train", "--help"])
+    assert result.exit_code == 0
+    for part in ("[[agents]]", "antiphon train run.toml --dry-run", "--set", "Exit codes"):
+        assert part in result.output
+    assert "\\b" not in result.output
+
+
+def test_a_dry_run_shows_the_run_and_trains_nothing(run_file: Path) -> None:
+    folder = run_file.parent
+    (folder / "tasks.py").write_text(TASKS)
+    tiny_folder(folder / "tiny")
+    result = _antiphon("train", "run.toml", "--dry-run", folder=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "This run can start." in result.stdout
+    assert "whole run, at most" in result.stdout
+    assert not (folder / "runs").exists()
+
+
+def test_an_unknown_key_is_one_line_and_code_1(run_file: Path) -> None:
+    result = _antiphon("train", "run.toml", "--set", "magrpo.num_turn=3", folder=run_file.parent)
+    assert result.returncode == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert "magrpo.num_turn" in line
+    assert "'num_turns'" in line
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = _antiphon("train", "nowhere.toml", folder=tmp_path)
+    assert result.returncode == 1
+    assert "nowhere.toml" in result.stderr.strip().splitlines()[-1]
+
+
+def test_the_run_gets_the_resolved_settings(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[RunConfig] = []
+    monkeypatch.setattr(toml_run, "train_from_config", given.append)
+    result = CliRunner().invoke(
+        app,
+        ["train", str(run_file), "--set", "magrpo.num_generations=3"],
+        env={"ANTIPHON_MAGRPO__SEED": "7"},
+    )
+    assert result.exit_code == 0, result.output
+    (config,) = given
+    assert config.magrpo.num_generations == 3
+    assert config.magrpo.seed == 7
+    assert config.num_agents == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (SystemExit(143), 143),
+        (UserFunctionError("reward", "raised ValueError: bad"), 1),
+        (RuntimeError("push to agent 0 failed"), 1),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "user function", "other"],
+)
+def test_how_a_run_ends_is_the_exit_code(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def end(config: RunConfig) -> None:
+        raise error
+
+    monkeypatch.setattr(toml_run, "train_from_config", end)
+    assert CliRunner().invoke(app, ["train", str(run_file)]).exit_code == code
+
+
+def test_the_root_error_is_last_on_the_screen(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: RunConfig) -> None:
+        raise UserFunctionError("reward", "raised ValueError: bad", trace="Traceback: line 3")
+
+    monkeypatch.setattr(toml_run, "train_from_config", fail)
+    result = CliRunner().invoke(app, ["train", str(run_file)])
+    lines = result.output.strip().splitlines()
+    assert lines[-2:] == ["Traceback: line 3", "antiphon: reward: raised ValueError: bad"]
