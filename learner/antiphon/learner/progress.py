@@ -199,9 +199,11 @@ def snapshot_table(snapshot: Snapshot, since: float) -> RenderableType:
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds as 42 s, 3 min 05 s or 2 h 07 min; ? where unknown."""
+    """Write seconds as 1.5 s, 42 s, 3 min 05 s or 2 h 07 min; ? where unknown."""
     if seconds is None:
         return "?"
+    if 0 < seconds < 9.95:
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

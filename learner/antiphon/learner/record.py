@@ -25,7 +25,7 @@ from antiphon.learner.metrics import LearnerMetrics
 from antiphon.learner.progress import Progress, Silent, Snapshot, TurnSnapshot
 from antiphon.learner.rollout_log import rollout_line
 from antiphon.learner.run_folder import RunFolder, append_lines
-from antiphon.learner.summary import Summary, summary_json, summary_markdown
+from antiphon.learner.summary import EpochTurn, Summary, summary_json, summary_markdown
 from antiphon.learner.tree import Node
 
 if TYPE_CHECKING:
@@ -90,10 +90,9 @@ class RunRecord:
         self._batch_prompts = 0
         self._batch_seconds: dict[str, float] = {}
         self._tokens_per_second: float | None = None
-        self._epoch_figures = Figures()
-        self._figures_epoch = 0
+        self._epochs: dict[int, Figures] = {}
+        self._training_since: float | None = None
         self._stage_seconds: dict[str, float] = {}
-        self._last_row: dict[str, float] = {}
         self._last_tree: list[NodeFigures] = []
         self._weights_versions = [0] * num_agents
         self._optimizer_steps = [0] * num_agents
@@ -110,6 +109,8 @@ class RunRecord:
     def state_changed(self, state: RunState) -> None:
         """Show that the run is paused, goes on, or stops."""
         self._state = state
+        if state is RunState.TRAINING and self._training_since is None:
+            self._training_since = self._now()
         self._progress.update(self.snapshot())
 
     def note(self, text: str) -> None:
@@ -125,8 +126,7 @@ class RunRecord:
             skipped: Tasks without a tree, too long for the context.
         """
         self.epoch = epoch
-        if epoch != self._figures_epoch:
-            self._epoch_figures, self._figures_epoch = Figures(), epoch
+        epoch_figures = self._epochs.setdefault(epoch, Figures())
         self._batch, self._batch_prompts = Figures(), len(roots) + skipped
         nodes: list[NodeFigures] = []
         for root in roots:
@@ -136,7 +136,7 @@ class RunRecord:
             self._folder.rollouts_file(epoch), (rollout_line(epoch, node) for node in nodes)
         )
         for node in nodes:
-            for figures in (self._row, self._batch, self._epoch_figures):
+            for figures in (self._row, self._batch, epoch_figures):
                 add_node(figures, node)
             self.joint_actions += len(node.node.branches)
         if skipped:
@@ -212,7 +212,12 @@ class RunRecord:
             optimizer_steps=tuple(self._optimizer_steps),
             weights_versions=tuple(self._weights_versions),
             stage_seconds=self._stage_seconds,
-            last_row=self._last_row,
+            rewards=tuple(
+                EpochTurn(epoch, t, figures.get(f"turn_{t}/reward_mean"), value)
+                for epoch, figures in ((e, f.read()) for e, f in self._epochs.items())
+                for t in range(1, self._config.num_turns + 1)
+                if (value := figures.get(f"turn_{t}/expected_return")) is not None
+            ),
         )
         self._folder.write_json("summary.json", summary_json(summary))
         self._folder.write_text("SUMMARY.md", summary_markdown(summary, self._last_tree))
@@ -224,7 +229,8 @@ class RunRecord:
         """Seconds until the end at the pace so far, None where that cannot be known."""
         if self.prompts_done == 0 or self._prompts_total == 0:
             return None
-        pace = (self._now() - self.start_time) / self.prompts_done
+        since = self.start_time if self._training_since is None else self._training_since
+        pace = (self._now() - since) / self.prompts_done
         return pace * max(0, self._prompts_total - self.prompts_done)
 
     def snapshot(self) -> Snapshot:
@@ -250,7 +256,8 @@ class RunRecord:
         )
 
     def _turns(self) -> tuple[TurnSnapshot, ...]:
-        batch, epoch = self._batch.read(), self._epoch_figures.read()
+        batch = self._batch.read()
+        epoch = self._epochs[max(self._epochs)].read() if self._epochs else {}
         return tuple(
             TurnSnapshot(
                 turn=turn,
@@ -273,7 +280,7 @@ class RunRecord:
 
     def _write_row(self) -> None:
         figures = dict(sorted(self._row.take().items()))
-        self._last_row = {
+        row = {
             "joint_actions": self.joint_actions,
             "epoch": self.epoch,
             "prompts": self.prompts_done,
@@ -281,7 +288,7 @@ class RunRecord:
             "elapsed_seconds": self._now() - self.start_time,
             **figures,
         }
-        append_lines(self._folder.metrics_file, [self._last_row])
+        append_lines(self._folder.metrics_file, [row])
         self._logged_joint_actions = self.joint_actions
         if self._on_metrics is not None:
             self._on_metrics(self.joint_actions, figures)

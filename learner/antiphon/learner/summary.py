@@ -14,6 +14,16 @@ _QUOTED_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
+class EpochTurn:
+    """Means over the nodes of one turn in one epoch."""
+
+    epoch: int
+    turn: int
+    reward_mean: float | None
+    expected_return: float | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run came to.
 
@@ -34,7 +44,7 @@ class Summary:
     optimizer_steps: tuple[int, ...]
     weights_versions: tuple[int, ...]
     stage_seconds: Mapping[str, float]
-    last_row: Mapping[str, float]
+    rewards: tuple[EpochTurn, ...]
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
@@ -60,7 +70,7 @@ def summary_markdown(summary: Summary, last_tree: Sequence[NodeFigures]) -> str:
     if summary.error:
         lines += ["```text", summary.error, "```", ""]
     lines += _agents(summary)
-    lines += _last_row(summary)
+    lines += _rewards(summary)
     lines += _time(summary)
     lines += ["## Files", "", *_files(), ""]
     lines += _best_path(last_tree)
@@ -84,18 +94,15 @@ def _agents(summary: Summary) -> list[str]:
     return [*lines, ""]
 
 
-def _last_row(summary: Summary) -> list[str]:
-    turns = sorted(
-        {int(name[5:].split("/")[0]) for name in summary.last_row if name.startswith("turn_")}
-    )
-    if not turns:
+def _rewards(summary: Summary) -> list[str]:
+    if not summary.rewards:
         return []
-    lines = ["## Last row of the metrics", "", "| turn | mean reward | expected return |"]
-    lines.append("|---|---|---|")
-    for turn in turns:
-        reward = _number(summary.last_row.get(f"turn_{turn}/reward_mean"))
-        expected = _number(summary.last_row.get(f"turn_{turn}/expected_return"))
-        lines.append(f"| {turn} | {reward} | {expected} |")
+    lines = ["## Rewards", "", "| epoch | turn | mean reward | expected return |"]
+    lines.append("|---|---|---|---|")
+    lines += [
+        f"| {r.epoch} | {r.turn} | {_number(r.reward_mean)} | {_number(r.expected_return)} |"
+        for r in summary.rewards
+    ]
     return [*lines, ""]
 
 

@@ -109,7 +109,15 @@ def test_a_terminal_gets_a_live_table_and_is_given_back() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "?"), (0.4, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")],
+    [
+        (None, "?"),
+        (0, "0 s"),
+        (0.44, "0.4 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+    ],
 )
 def test_durations_read_well(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text

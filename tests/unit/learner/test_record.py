@@ -231,9 +231,12 @@ def test_rows_are_passed_on_to_those_who_watch(folder: RunFolder) -> None:
 
 
 def test_progress_shows_speed_and_time_left(folder: RunFolder) -> None:
-    clock = iter([100.0, *([112.0] * 50)])
+    clock = [60.0]
     screen = Screen()
-    record = _record(folder, prompts_total=4, progress=screen, now=lambda: next(clock))
+    record = _record(folder, prompts_total=4, progress=screen, now=lambda: clock[0])
+    clock[0] = 100.0  # forty seconds until the services are up are no part of the pace
+    record.state_changed(RunState.TRAINING)
+    clock[0] = 112.0
     record.rolled_out(1, [_two_turns()])
     record.batch_done(SECONDS)
     shown = screen.snapshots[-1]
@@ -282,6 +285,14 @@ def test_the_summary_names_the_saved_agents(folder: RunFolder) -> None:
     # The best path: joint action 0 (return 3), then joint action 1 of its child (return 4).
     assert "### Turn 1: reward 0, return 3" in text
     assert "### Turn 2: reward 4, return 4" in text
+    assert "| 1 | 1 | 0.5 | 2.5 |" in text
+    assert "| 1 | 2 | 2 | 2 |" in text
+    assert summary["rewards"][0] == {
+        "epoch": 1,
+        "turn": 1,
+        "reward_mean": 0.5,
+        "expected_return": 2.5,
+    }
 
 
 def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
