@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import multiprocessing
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ def host_function(settings: ServerSettings, make_server: Callable[[Host], Server
     # A crash inside native code then tells where, after the line that names the call.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
+    # A fork would copy gRPC's locks but not its threads, and hang: user code gets spawn.
+    if multiprocessing.get_start_method(allow_none=True) is None:
+        multiprocessing.set_start_method("spawn")
     main_thread = MainThread(
         stuck_seconds=min(2.0, settings.grace_seconds / 10), stuck_exit_code=EXIT_HUNG
     )

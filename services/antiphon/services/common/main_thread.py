@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 # Ignored by default, so that one which arrives late does no harm.
 _INTERRUPT = signal.SIGURG
+_INTERRUPT_AGAIN = 0.5
+_LONGEST_WAIT = 0.2
 
 
 class CallTimeoutError(Exception):
@@ -46,6 +49,7 @@ class _Call(Generic[T]):
         self.started: asyncio.Future[None] = self.loop.create_future()
         self.done: asyncio.Future[T] = self.loop.create_future()
         self.abandoned = False
+        self.ended = threading.Event()
         self._begun = False
         self._lock = threading.Lock()
 
@@ -131,7 +135,10 @@ class MainThread:
             finally:
                 task_ready.set()
                 self._calls.put(None)
-                self._end_what_still_runs()
+                # No call may outlive the coroutine.
+                call = self._current
+                if call is not None:
+                    self._interrupt(call)
 
         self._thread_id = threading.get_ident()
         thread = threading.Thread(target=run_loop, name="event-loop")
@@ -140,7 +147,7 @@ class MainThread:
             thread.start()
             while True:
                 try:
-                    self._work()
+                    self._work(thread)
                     thread.join()
                     break
                 except KeyboardInterrupt as error:
@@ -180,18 +187,21 @@ class MainThread:
         assert timeout is not None
         logger.error("%s did not return within %g s; interrupting it", what, timeout)
         self._interrupt(call)
-        asyncio.get_running_loop().call_later(self._stuck_seconds, self._end_if_stuck, call)
         raise CallTimeoutError(what, timeout)
 
-    def _work(self) -> None:
+    def _work(self, loop_thread: threading.Thread) -> None:
         """Runs calls until the coroutine has ended."""
         while True:
             try:
-                call = self._calls.get()
+                # A signal that arrives just before a wait begins does not end it, so none is long.
+                call = self._calls.get(timeout=_LONGEST_WAIT)
                 if call is None:
                     return
                 if call.begin():
                     self._run(call)
+            except queue.Empty:
+                if not loop_thread.is_alive():
+                    return
             except _InterruptedCall:
                 # It arrived as its call was ending: there is nothing left to interrupt.
                 continue
@@ -215,6 +225,7 @@ class MainThread:
             error = RuntimeError(f"{call.what} raised {type(raised).__name__}: {raised}")
         finally:
             self._current = None
+            call.ended.set()
         call.tell_done(result, error)
 
     @contextlib.contextmanager
@@ -238,23 +249,19 @@ class MainThread:
             signal.signal(_INTERRUPT, previous)
 
     def _interrupt(self, call: _Call[Any]) -> None:
+        """Interrupts a call that nobody waits for, until it ends; ends the process in the end."""
         call.abandoned = True
-        if self._interruptible and self._thread_id is not None and self._current is call:
-            signal.pthread_kill(self._thread_id, _INTERRUPT)
+        thread = threading.Thread(target=self._insist, args=(call,), daemon=True)
+        thread.start()
 
-    def _end_what_still_runs(self) -> None:
-        """On the loop's thread, when the coroutine has ended: no call may outlive it."""
-        call = self._current
-        if call is None:
-            return
-        self._interrupt(call)
-        timer = threading.Timer(self._stuck_seconds, self._end_if_stuck, (call,))
-        timer.daemon = True
-        timer.start()
-
-    def _end_if_stuck(self, call: _Call[Any]) -> None:
-        if self._current is not call:
-            return
-        logger.critical("%s cannot be interrupted; this process ends", call.what)
-        logging.shutdown()
-        os._exit(self._stuck_exit_code)
+    def _insist(self, call: _Call[Any]) -> None:
+        deadline = time.monotonic() + self._stuck_seconds
+        while self._current is call:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                logger.critical("%s cannot be interrupted; this process ends", call.what)
+                logging.shutdown()
+                os._exit(self._stuck_exit_code)
+            if self._interruptible and self._thread_id is not None:
+                signal.pthread_kill(self._thread_id, _INTERRUPT)
+            call.ended.wait(min(left, _INTERRUPT_AGAIN))

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.services.common.server import Server
@@ -23,8 +24,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignals:
     """Turns SIGTERM, SIGINT and, where wanted, the end of standard input into one request to stop.
 
-    The first signal asks; a second one ends the process at once. Entered on the main thread;
-    handlers are put back when it is left.
+    The first signal asks; a second one ends the process at once. A thread of its own sees them,
+    whatever the main thread and the event loop are busy with. Entered on the main thread; handlers
+    are put back when it is left.
 
     Args:
         exit_with_parent: Ask to stop when standard input ends, and ignore SIGINT, which a
@@ -35,14 +37,22 @@ class StopSignals:
         self._exit_with_parent = exit_with_parent
         self._reason: str | None = None
         self._exit_code = 0
-        self._listener: Callable[[], None] | None = None
-        self._previous: dict[int, object] = {}
+        self._listener: Callable[[], object] | None = None
+        self._previous: dict[int, Any] = {}
+        self._previous_wakeup = -1
 
     def __enter__(self) -> StopSignals:
+        # The interpreter writes each signal's number to this socket at once; its own handlers run
+        # only when the main thread gets to them.
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous_wakeup = self._take_wakeups()
         for number in _SIGNALS:
             ignored = self._exit_with_parent and number == signal.SIGINT
-            handler = signal.SIG_IGN if ignored else self._on_signal
+            handler = signal.SIG_IGN if ignored else self._on_handler
             self._previous[number] = signal.signal(number, handler)
+        self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
+        self._thread.start()
         if self._exit_with_parent:
             threading.Thread(target=self._watch_parent, name="watch-parent", daemon=True).start()
         return self
@@ -54,7 +64,11 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
 
     @property
     def exit_code(self) -> int:
@@ -73,7 +87,7 @@ class StopSignals:
         """Returns the reason once a stop has been asked for."""
         loop = asyncio.get_running_loop()
         asked = asyncio.Event()
-        self._listener = lambda: loop.call_soon_threadsafe(asked.set)  # type: ignore[assignment]
+        self._listener = lambda: loop.call_soon_threadsafe(asked.set)
         try:
             if self._reason is None:
                 await asked.wait()
@@ -82,7 +96,21 @@ class StopSignals:
         assert self._reason is not None
         return self._reason
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _take_wakeups(self) -> int:
+        return signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def _on_handler(self, number: int, _frame: FrameType | None) -> None:
+        # Where user code has taken the wakeups, the thread has not seen this signal.
+        if self._take_wakeups() != self._writer.fileno():
+            self._on_signal(number)
+
+    def _watch(self) -> None:
+        while numbers := self._reader.recv(64):
+            for number in numbers:
+                if number in self._previous:
+                    self._on_signal(number)
+
+    def _on_signal(self, number: int) -> None:
         if self._reason is not None:
             os._exit(128 + number)
         self.request(signal.Signals(number).name)
