@@ -50,7 +50,7 @@ async def fine() -> str:
 def make(behaviour: Behaviour = fine, **settings: Any) -> Server:
     servicer = Servicer(behaviour)
     return Server(
-        ServerSettings(**settings),
+        ServerSettings(**{"metrics_port": None, **settings}),
         name="test",
         services=[SERVICE],
         register=lambda s: reward_pb2_grpc.add_RewardServiceServicer_to_server(servicer, s),
@@ -153,7 +153,7 @@ async def test_metrics_count_calls_by_method_and_code() -> None:
     async def broken() -> str:
         raise FieldError("a.b", 1, "2")
 
-    async with serving(broken) as (server, channel):
+    async with serving(broken, metrics_port=0) as (server, channel):
         await refused(ask(channel))
         await health(channel)
         text = await metrics(server)
@@ -173,7 +173,7 @@ async def test_a_call_that_the_caller_gives_up_is_counted_as_such() -> None:
         await asyncio.Event().wait()
         return "never"
 
-    async with serving(never) as (server, channel):
+    async with serving(never, metrics_port=0) as (server, channel):
         call = asyncio.create_task(ask(channel))
         await begun.wait()
         call.cancel()
@@ -249,7 +249,7 @@ async def test_a_stop_ends_calls_that_outlive_the_grace() -> None:
 
 
 async def test_a_taken_port_is_an_error_that_says_so() -> None:
-    async with serving() as (server, channel):
+    async with serving(metrics_port=0) as (server, channel):
         port = int(server.address.rpartition(":")[2])
         with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             await make(port=port).start()
@@ -286,7 +286,10 @@ async def test_the_health_port_serves_health_and_nothing_else(tmp_path: Path) ->
 
 async def test_the_address_file_says_where_it_serves(tmp_path: Path) -> None:
     path = tmp_path / "new" / "address.json"
-    async with serving(address_file=path, instance_id="replica-1") as (server, channel):
+    async with serving(address_file=path, instance_id="replica-1", metrics_port=0) as (
+        server,
+        channel,
+    ):
         told = json.loads(path.read_text())
         assert told["address"] == server.address
         assert told["metrics_address"] == server.metrics_address
@@ -303,7 +306,7 @@ async def test_no_token_and_a_wrong_token_are_refused_without_saying_it(
     token = tmp_path / "token"
     token.write_text("correct-secret\n")
     caplog.set_level("DEBUG")
-    async with serving(token_file=token) as (server, channel):
+    async with serving(token_file=token, metrics_port=0) as (server, channel):
         for metadata in (
             (),
             (("authorization", "Bearer wrong-secret"),),

@@ -30,7 +30,8 @@ async def reaches(endpoint: Endpoint) -> bool:
 
 
 def server_with(**settings: Any) -> Server:
-    return Server(ServerSettings(**settings), name="t", services=[], register=lambda _: None)
+    values = ServerSettings(metrics_port=None, **settings)
+    return Server(values, name="t", services=[], register=lambda _: None)
 
 
 @pytest.fixture(scope="module")
