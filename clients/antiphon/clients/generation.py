@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Literal
 
-import grpc
 import grpc.aio
 
 from antiphon.clients.channel_options import PING_SECONDS
+from antiphon.clients.client_stream import send_stream
 from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError, ContractError
@@ -209,31 +208,16 @@ class GenerationClient(Client):
     async def _push_once(
         self, messages: AsyncIterator[pb.PushWeightsRequest], timeout: float
     ) -> pb.PushWeightsResponse:
-        call = self._stub.PushWeights(timeout=timeout, metadata=self.endpoint.metadata())
         try:
-            async for message in messages:
-                if not await _written(call, message):
-                    break
-            else:
-                if not call.done():
-                    await call.done_writing()
-            response: pb.PushWeightsResponse = await call
+            response: pb.PushWeightsResponse = await send_stream(
+                self._stub.PushWeights,
+                messages,
+                timeout=timeout,
+                metadata=self.endpoint.metadata(),
+            )
         except grpc.aio.AioRpcError as error:
             raise self._error(error, "PushWeights") from error
-        finally:
-            call.cancel()
         return response
-
-
-async def _written(call: Any, message: pb.PushWeightsRequest) -> bool:
-    """Send a message; False where the service has already answered or failed the call."""
-    try:
-        await call.write(message)
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        if not call.done():
-            raise
-        return False
-    return True
 
 
 def _missing(
