@@ -100,8 +100,10 @@ class Batch:
         self._seeds = seeds_tensor([row.seed for row in self.rows]).to(self._device)
 
     @torch.inference_mode()
-    def step(self) -> list[Row]:
+    def sample(self) -> list[Row]:
         """Samples one token for every row and returns the rows that ended with it.
+
+        The others need `advance` or `prefill` before the next token.
 
         Raises:
             FloatingPointError: The model's logits are not finite.
@@ -128,30 +130,33 @@ class Batch:
         self._note_full(drawn.full_logprobs, "full_logprobs")
         self._note_full(drawn.full_logprobs_temperature_1, "full_logprobs_temperature_1")
         ended = [row for row in self.rows if row.finish_reason is not None]
-        ids = drawn.ids
+        self._sampled = drawn.ids
         if ended:
             alive = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
-            ids = self._keep(torch.tensor(alive, dtype=torch.int64, device=self._device), ids)
-        if self.rows:
-            grown = torch.ones_like(self._mask[:, :1])
-            self._mask = torch.cat([self._mask, grown], dim=-1)
-            self._logits = self._forward(ids[:, None], self._mask, self._lengths[:, None])
-            self._lengths = self._lengths + 1
+            self._keep(torch.tensor(alive, dtype=torch.int64, device=self._device))
         return ended
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """Feeds the sampled tokens to the model, which gives the logits of the next ones."""
+        grown = torch.ones_like(self._mask[:, :1])
+        self._mask = torch.cat([self._mask, grown], dim=-1)
+        self._logits = self._forward(self._sampled[:, None], self._mask, self._lengths[:, None])
+        self._lengths = self._lengths + 1
 
     def _note_full(self, values: Tensor | None, name: str) -> None:
         if values is not None:
             for row, value in zip(self.rows, values.tolist(), strict=True):
                 getattr(row, name).append(value)
 
-    def _keep(self, alive: Tensor, ids: Tensor) -> Tensor:
+    def _keep(self, alive: Tensor) -> None:
         self.rows = [self.rows[i] for i in alive.tolist()]
         if self.rows:
             self._cache.batch_select_indices(alive)
             self._mask = self._mask[alive]
             self._lengths = self._lengths[alive]
             self._seeds = self._seeds[alive]
-        return ids[alive]
+            self._sampled = self._sampled[alive]
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         """Logits [B, V] after the last of `ids` [B, L], whose keys and values join the cache."""

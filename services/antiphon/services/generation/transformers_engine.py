@@ -281,27 +281,30 @@ class TransformersEngine:
                 if job.cancelled.is_set():
                     return
                 metrics.generation_tokens.inc(len(batch.rows))
-                for row in batch.step():
+                for row in batch.sample():
                     job.post(self._completion(row))
+                swap = self._thread.take(_Swap) if self._on_swap == "continue" else None
+                if batch.rows and swap is None:
+                    batch.advance()
                 self._thread.stepped()
-                if self._on_swap == "continue" and batch.rows:
-                    self._swap_within(job, batch)
+                if swap is not None:
+                    self._swap_within(job, batch, swap)
 
-    def _swap_within(self, job: _Generation, batch: Batch) -> None:
-        """Swaps what waits, then computes the batch's cache anew under the new weights."""
-        while (swap := self._thread.take(_Swap)) is not None:
-            began = time.perf_counter()
-            try:
-                self.swap(swap)
-            except BaseException as error:
-                swap.fail(error)
-                raise
-            try:
+    def _swap_within(self, job: _Generation, batch: Batch, swap: _Swap) -> None:
+        """Swaps between two steps and computes the batch's cache anew under the new weights."""
+        began = time.perf_counter()
+        try:
+            self.swap(swap)
+        except BaseException as error:
+            swap.fail(error)
+            raise
+        try:
+            if batch.rows:
                 job.request.admit(self.loaded)
                 batch.prefill(self.loaded.version)
-            finally:
-                swap.succeed(time.perf_counter() - began)
-            self._thread.stepped()
+        finally:
+            swap.succeed(time.perf_counter() - began)
+        self._thread.stepped()
 
     def _completion(self, row: Row) -> Completion:
         assert row.finish_reason is not None
