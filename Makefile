@@ -28,7 +28,7 @@ test-all: $(MODEL) ## Run every test, the slow ones too
 	@$(PYTEST)
 
 lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format" >&2; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/buf lint
