@@ -91,4 +91,4 @@ def serve() -> None:
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(prog_name="antiphon")

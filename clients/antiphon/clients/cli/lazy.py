@@ -63,7 +63,7 @@ class LazyGroup(typer.core.TyperGroup):
             extra = _extra_with(error.name or "", point) if point else None
             if extra is None:
                 raise
-            command = ctx.info_name if point.group == "antiphon.commands" else "antiphon serve"
+            command = "antiphon" if point.group == "antiphon.commands" else "antiphon serve"
             raise _fail(
                 f"{command} {point.name} needs {error.name}, which is not installed: "
                 f"pip install 'antiphon[{extra}]'"

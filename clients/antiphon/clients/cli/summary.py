@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -15,7 +15,8 @@ def summary(target: str) -> str:
     """
     module, _, name = target.partition(":")
     spec = _find(module)
-    source = getattr(spec.loader, "get_source", lambda _: None)(module) if spec else None
+    loader = spec.loader if spec else None
+    source = loader.get_source(loader.name) if isinstance(loader, SourceFileLoader) else None
     if source is None:
         return ""
     tree = ast.parse(source)
@@ -32,14 +33,13 @@ def summary(target: str) -> str:
 def _find(module: str) -> ModuleSpec | None:
     """The module's spec; unlike `importlib.util.find_spec`, parents are not imported."""
     path = None
-    name = ""
     spec: ModuleSpec | None = None
     for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = PathFinder.find_spec(name, path)
+        # The last part alone: a dotted name would have the parent looked up among the imported.
+        spec = PathFinder.find_spec(part, path)
         if spec is None:
             return None
-        path = spec.submodule_search_locations
+        path = list(spec.submodule_search_locations or ())
     return spec
 
 

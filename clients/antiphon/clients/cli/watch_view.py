@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -67,12 +67,13 @@ class LineView:
 class LiveView:
     """A picture of the run: where it stands, the latest figures, the latest notes."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, console: Console | None = None) -> None:
+        self.console = console or Console()
         self._address = address
         self._run: Run | None = None
         self._values: dict[str, float] = {}
         self._notes: deque[str] = deque(maxlen=NOTES_KEPT)
-        self._live = Live(get_renderable=self._picture, refresh_per_second=4)
+        self._live = Live(get_renderable=self._picture, console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -152,7 +153,7 @@ def _figures(values: Mapping[str, float]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if value == value // 1 and abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

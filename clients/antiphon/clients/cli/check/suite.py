@@ -68,6 +68,9 @@ class _Suite:
         return findings
 
     async def _several(self) -> list[Finding]:
+        if self._batch_size == 1:
+            # The service takes one at a time: there is no order to follow.
+            return []
         actions = self._cases.batch(self._batch_size)
         forward, backward = await self._ask(actions), await self._ask(actions[::-1])
         findings = [self._finding(f"{len(actions)} joint actions in one call", actions, forward)]
@@ -111,8 +114,9 @@ class _Suite:
     async def _at_once(self) -> list[Finding]:
         batches = [[self._cases.action()] for _ in range(self._calls)]
         answers = await asyncio.gather(*(self._ask(batch) for batch in batches))
+        name = "calls one after another" if self._calls == 1 else f"{self._calls} calls at once"
         findings = [
-            self._finding(f"{self._calls} calls at once", batch, answer)
+            self._finding(name, batch, answer)
             for batch, answer in zip(batches, answers, strict=True)
         ]
         return [min(findings, key=lambda finding: finding.passed)]
