@@ -46,7 +46,7 @@ async def model_infos(
     replicas: Sequence[Replica],
     *,
     start_timeout: float,
-    timeout: float,  # noqa: ASYNC109
+    timeout: float,
 ) -> list[ModelInfo]:
     """Ask all replicas what they run; those that are still starting are waited for.
 
@@ -63,7 +63,7 @@ async def model_infos(
     return [task.result() for task in asked]
 
 
-async def _model_info(replica: Replica, start_timeout: float, timeout: float) -> ModelInfo:  # noqa: ASYNC109
+async def _model_info(replica: Replica, start_timeout: float, timeout: float) -> ModelInfo:
     deadline = time.monotonic() + start_timeout
     while True:
         try:

@@ -20,7 +20,7 @@ from antiphon.clients.types import (
 class GenerationCalls(Protocol):
     """The calls of `antiphon.clients.generation.GenerationClient` that the learner makes."""
 
-    async def get_model_info(self, timeout: float) -> ModelInfo:  # noqa: ASYNC109
+    async def get_model_info(self, timeout: float) -> ModelInfo:
         """What the service runs."""
         ...
 
@@ -39,7 +39,7 @@ class GenerationCalls(Protocol):
         header: PushHeader,
         read_tensor: Callable[[int], memoryview],
         *,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
     ) -> PushResult:
         """Push until it is applied, going on where it broke."""
         ...

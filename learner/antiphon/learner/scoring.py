@@ -21,7 +21,7 @@ class RewardCalls(Protocol):
         tasks: Sequence[Task],
         joint_actions: Sequence[JointAction],
         *,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
         on_failure: Literal["raise", "missing"],
     ) -> list[Score]:
         """Scores in the order asked."""
@@ -38,7 +38,7 @@ class TransitionCalls(Protocol):
         scored: Sequence[ScoredJointAction],
         *,
         num_agents: int,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
     ) -> list[TransitionResult]:
         """What follows, in the order asked."""
         ...

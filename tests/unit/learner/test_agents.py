@@ -50,7 +50,7 @@ class Service:
         self,
         request: GenerateRequest,
         *,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
         resume: str = "whole",
     ) -> AsyncIterator[Completion]:
         self.requests.append(request)
@@ -80,7 +80,7 @@ class Service:
         header: PushHeader,
         read_tensor: Callable[[int], memoryview],
         *,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
     ) -> PushResult:
         self.pushes += 1
         self.version = header.version

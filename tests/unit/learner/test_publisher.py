@@ -36,7 +36,7 @@ class Receiver:
         header: PushHeader,
         read_tensor: Callable[[int], memoryview],
         *,
-        timeout: float,  # noqa: ASYNC109
+        timeout: float,
     ) -> PushResult:
         if self.error is not None:
             raise self.error
