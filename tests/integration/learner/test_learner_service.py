@@ -1,0 +1,142 @@
+"""LearnerService over a real server: where the run stands, watching and steering it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+import pytest
+
+from antiphon.clients.errors import from_rpc_error
+from antiphon.clients.learner import LearnerClient
+from antiphon.clients.types import AgentStatus, MetricsLogged, Note, Run, RunState
+from antiphon.learner.control import RunControl
+from antiphon.learner.events import EventLog
+from antiphon.learner.service import SERVICE_NAME, LearnerServicer
+from antiphon.services.common.server import Server, ServerSettings
+from antiphon.v1 import learner_pb2 as pb
+from antiphon.v1.learner_pb2_grpc import (
+    LearnerServiceStub,
+    add_LearnerServiceServicer_to_server,
+)
+
+
+def run_in(state: RunState) -> Run:
+    return Run(
+        run_id="run-1",
+        incarnation=2,
+        state=state,
+        run_directory="/runs/one",
+        epoch=1,
+        num_epochs=2,
+        prompts_done=3,
+        prompts_total=8,
+        joint_actions=60,
+        start_time=1_700_000_000.5,
+        seconds_left=12.5,
+        agents=(AgentStatus(0, "tiny", 4, 7), AgentStatus(1, "tiny", 3, 5)),
+    )
+
+
+@dataclass
+class View:
+    """A run that is training until it is asked to stop."""
+
+    control: RunControl
+
+    def snapshot(self) -> Run:
+        return run_in(RunState.STOPPING if self.control.stop_asked else RunState.TRAINING)
+
+
+@dataclass
+class Learner:
+    control: RunControl = field(default_factory=RunControl)
+    events: EventLog = field(default_factory=EventLog)
+    address: str = ""
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Learner]:
+    learner = Learner()
+    servicer = LearnerServicer(View(learner.control), learner.control, learner.events)
+    server = Server(
+        ServerSettings.model_validate({"metrics_port": None}),
+        name="learner",
+        services=[SERVICE_NAME],
+        register=partial(add_LearnerServiceServicer_to_server, servicer),
+    )
+    await server.start()
+    learner.address = server.address
+    try:
+        yield learner
+    finally:
+        learner.events.close()
+        await server.stop(1)
+
+
+async def test_a_run_arrives_as_it_stands() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        assert await client.get_run(5) == run_in(RunState.TRAINING)
+
+
+async def test_pause_resume_and_stop_reach_the_run() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        await client.pause(5)
+        assert learner.control.pause_asked
+        await client.resume(5)
+        assert not learner.control.pause_asked
+        stopped = await client.stop("enough", 5)
+        assert learner.control.stop_reason == "enough"
+        assert stopped.state is RunState.STOPPING
+
+
+async def test_a_watcher_sees_what_was_and_what_comes_until_the_run_ends() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        learner.events.append(Note("started"))
+        seen: asyncio.Queue[object] = asyncio.Queue()
+
+        async def watch() -> None:
+            async for event in client.watch():
+                seen.put_nowait((event.sequence, event.event))
+
+        async with asyncio.timeout(20):
+            watching = asyncio.create_task(watch())
+            assert await seen.get() == (1, Note("started"))
+            learner.events.append(MetricsLogged(4, {"turn_1/reward_mean": 0.25}))
+            assert await seen.get() == (2, MetricsLogged(4, {"turn_1/reward_mean": 0.25}))
+            learner.events.append(run_in(RunState.FINISHED))
+            learner.events.close()
+            assert await seen.get() == (3, run_in(RunState.FINISHED))
+            await watching
+
+
+async def test_a_watcher_goes_on_where_it_left_off() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        for text in "abc":
+            learner.events.append(Note(text))
+        learner.events.append(run_in(RunState.FINISHED))
+        async with asyncio.timeout(20):
+            events = [event async for event in client.watch(2)]
+        assert [event.sequence for event in events] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("rpc", "feature"), [("SaveCheckpoint", "checkpoints"), ("Evaluate", "evaluation")]
+)
+async def test_what_is_not_offered_is_named(rpc: str, feature: str) -> None:
+    async with serving() as learner, grpc.aio.insecure_channel(learner.address) as channel:
+        stub = LearnerServiceStub(channel)
+        if rpc == "Evaluate":
+            call = stub.Evaluate(pb.EvaluateRequest(), timeout=5).read()
+        else:
+            call = stub.SaveCheckpoint(pb.SaveCheckpointRequest(), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call
+        error = from_rpc_error(failed.value, address=learner.address, rpc=rpc)
+        assert error.code is grpc.StatusCode.UNIMPLEMENTED
+        assert error.reason == "FEATURE_UNAVAILABLE"
+        assert error.metadata == {"feature": feature}
