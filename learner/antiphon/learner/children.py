@@ -100,7 +100,7 @@ class Child:
 
     async def ended(self) -> int:
         """Its exit code, once it has ended."""
-        while (code := self.process.poll()) is None:
+        while (code := self.process.poll()) is None:  # noqa: ASYNC110 - Popen has no event to wait for
             await asyncio.sleep(POLL_SECONDS * 5)
         return code
 
