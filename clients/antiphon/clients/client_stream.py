@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ _STATUS_SECONDS = 5.0
 
 
 async def send_stream(
-    method: Any, messages: AsyncIterator[Any], *, timeout: float, metadata: Metadata
+    method: Any, messages: AsyncGenerator[Any, None], *, timeout: float, metadata: Metadata
 ) -> Any:
     """Send messages until they end or the service answers, and return its answer.
 
@@ -27,12 +28,13 @@ async def send_stream(
     call = method(timeout=timeout, metadata=metadata)
     statuses = _Statuses(call)
     try:
-        async for message in messages:
-            if not await _written(call, message):
-                break
-        else:
-            if not call.done():
-                await call.done_writing()
+        async with contextlib.aclosing(messages):
+            async for message in messages:
+                if not await _written(call, message):
+                    break
+            else:
+                if not call.done():
+                    await call.done_writing()
         return await call
     except grpc.aio.AioRpcError as error:
         raise await statuses.told(error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
 import grpc.aio
@@ -206,7 +206,7 @@ class GenerationClient(Client):
         )
 
     async def _push_once(
-        self, messages: AsyncIterator[pb.PushWeightsRequest], timeout: float
+        self, messages: AsyncGenerator[pb.PushWeightsRequest, None], timeout: float
     ) -> pb.PushWeightsResponse:
         try:
             response: pb.PushWeightsResponse = await send_stream(

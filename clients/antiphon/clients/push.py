@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import grpc
 
@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 20
 
 ReadTensor = Callable[[int], memoryview]
 PushOnce = Callable[
-    [AsyncIterator[pb.PushWeightsRequest], float], Awaitable[pb.PushWeightsResponse]
+    [AsyncGenerator[pb.PushWeightsRequest, None], float], Awaitable[pb.PushWeightsResponse]
 ]
 GetStatus = Callable[[PushHeader, float], Awaitable[PushStatus]]
 
@@ -78,7 +78,7 @@ async def push_messages(
     read_tensor: ReadTensor,
     received: Sequence[int] = (),
     chunk_bytes: int = CHUNK_BYTES,
-) -> AsyncIterator[pb.PushWeightsRequest]:
+) -> AsyncGenerator[pb.PushWeightsRequest, None]:
     """Yield the header, then the chunks that the service does not have yet.
 
     Args:

@@ -157,6 +157,8 @@ class RewardClient(Client):
         """Ask once what the service takes, however many callers wait for it."""
         if self._limits is None or (self._limits.done() and _failed(self._limits)):
             self._limits = asyncio.ensure_future(self._ask_limits(timeout))
+            # A failure counts as seen even where every caller has gone before it came.
+            self._limits.add_done_callback(_failed)
         return await asyncio.shield(self._limits)
 
     async def _ask_limits(self, timeout: float) -> tuple[RewardInfo, asyncio.Semaphore]:

@@ -14,6 +14,7 @@ from tests.integration.clients.servers import QUICK, abort, serving, within
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError, ContractError
+from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.types import FieldError, JointAction, RewardInfo, Score
 
@@ -128,6 +129,14 @@ async def test_a_transient_failure_is_asked_again_with_the_attempt_counted(
     assert [[action.id for action in asked] for asked in judge.asked] == [
         [action.id for action in ACTIONS]
     ] * 3
+
+
+async def test_one_attempt_is_one_call(address: str) -> None:
+    """S8: gRPC itself retries nothing."""
+    judge = Judge(aborts(grpc.StatusCode.UNAVAILABLE))
+    with pytest.raises(CallError):
+        await score(judge, address, retry=RetryPolicy(attempts=1))
+    assert len(judge.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,14 @@ without torch never imports it.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+
+# Before gRPC is imported: its own log lines are not for people. What fails is told as an error.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from antiphon.clients.cli.lazy import LazyGroup
 
