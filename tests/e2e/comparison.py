@@ -33,9 +33,11 @@ class Compared:
     reward_calls: list[tuple[str, ...]] = field(default_factory=list)
 
     def largest_weight_difference(self) -> float:
-        """Over all agents and parameters, trained against reference."""
+        """Trained against reference, over all parameters; relative where a weight is above 1."""
         differences = [
-            (parameter.detach().double() - expected).abs().max().item()
+            ((parameter.detach().double() - expected).abs() / expected.abs().clamp_min(1))
+            .max()
+            .item()
             for trained, agent in zip(self.trainer.agents, self.agents, strict=True)
             for parameter, expected in zip(trained.parameters(), agent.parameters, strict=True)
         ]
@@ -71,9 +73,13 @@ def run_and_compare(
     next_prompts: reference.NextPrompts = tiny_task.next_prompts,
     transition: Callable[..., Any] = tiny_task.transition,
     prompts: Sequence[str] = tiny_task.PROMPTS,
+    addresses: Sequence[str] | None = None,
     directory: Path,
 ) -> Compared:
-    """Trains one epoch over `prompts` and computes the same again from what was sampled."""
+    """Trains one epoch over `prompts` and computes the same again from what was sampled.
+
+    Without `addresses` of generation services the run starts its own.
+    """
     agents = [reference.Agent(i, model, settings) for i, model in enumerate(models)]
     recording = record_generation(monkeypatch)
     calls: list[tuple[str, ...]] = []
@@ -99,11 +105,14 @@ def run_and_compare(
             early_termination_threshold=settings.threshold,
             rollout_buffer_size=settings.buffer_size,
             importance_ratio=settings.importance_ratio,
+            clip_ratio_low=settings.clip,
+            clip_ratio_high=settings.clip,
             advantage_normalization=settings.normalize,
             wire_dtype="float32",
             logging_steps=1,
             seed=7,
         ),
+        generation_addresses=addresses,
     )
     trainer.train()
     trees = _replay(recording, agents, prompts, reward, next_prompts, settings)

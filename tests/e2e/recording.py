@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from antiphon.clients.generation import GenerationClient
 
+from antiphon.clients.generation import GenerationClient
 from antiphon.clients.types import Completion, GenerateRequest
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from tests.e2e import tiny_task
 from tests.e2e.comparison import Compared, run_and_compare
 from tests.e2e.reference import Settings, group, kept_size, mean, returns
 from tests.support import run_folders
-from tests.support.models import tiny_model, tiny_tokenizer
-from transformers import LlamaForCausalLM
+from tests.support.models import EOS, SECOND_END, save_model, tiny_model, tiny_tokenizer
+from tests.support.processes import Processes
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+# AdamW divides by the size of the gradient: where that is zero but for rounding, rounding decides
+# the step, and no two programs agree. The seeds below, and kept sets that leave out few tokens, are
+# such that every gradient is well above it.
 PLAIN = Settings(
     num_turns=2,
     num_generations=3,
@@ -23,21 +28,24 @@ PLAIN = Settings(
     top_p=None,
     discount=0.9,
     threshold=None,
-    learning_rate=2e-3,
+    learning_rate=3e-4,
     buffer_size=3,
+    clip=0.02,
 )
-FILTERED = replace(PLAIN, temperature=0.7, top_k=12, top_p=0.85)
+THRESHOLD = 2.3
+"""Between the mean rewards of the first turns of the two prompts."""
+FILTERED = replace(PLAIN, temperature=0.7, top_k=20, top_p=0.95)
 
 
 def check_weights(compared: Compared) -> None:
     """Weights after the run, and that the run had moved them far more than the tolerance."""
     for agent in compared.agents:
-        assert len(agent.steps) >= 3
+        assert len(agent.steps) >= 2
         moved = max(
             (now - start).abs().max().item()
             for now, start in zip(agent.parameters, agent.published[0].parameters(), strict=True)
         )
-        assert moved > 1e-3
+        assert moved > 5e-4
     assert compared.largest_weight_difference() < 1e-6
 
 
@@ -117,7 +125,9 @@ def check_steps(compared: Compared) -> None:
 
 def near(value: Any) -> Any:
     """Equal but for rounding; None only equals None."""
-    return pytest.approx(value, abs=1e-9, rel=1e-9)
+    if isinstance(value, list):
+        return [near(one) for one in value]
+    return None if value is None else pytest.approx(value, abs=1e-9, rel=1e-9)
 
 
 def check(compared: Compared) -> None:
@@ -128,48 +138,83 @@ def check(compared: Compared) -> None:
     check_weights(compared)
 
 
-@pytest.mark.parametrize(
-    ("settings", "tie"),
-    [
-        pytest.param(PLAIN, True, id="full softmax, tied head"),
-        pytest.param(FILTERED, False, id="temperature, top_k and top_p, untied head"),
-    ],
-)
-def test_a_two_turn_run_equals_the_reference(
-    settings: Settings, tie: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass
+class Served:
+    """Three generation services that take any run, for models with a head of their own."""
+
+    tokenizer: PreTrainedTokenizerFast
+    addresses: list[str]
+
+    def model(self, seed: int) -> LlamaForCausalLM:
+        return tiny_model(self.tokenizer, seed, tie=False, two_ends=True)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Tokenizer without a pad token, with a begin token; two end tokens."""
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer = tiny_tokenizer(folder, pad=False, add_bos=True)
+    served = Served(tokenizer, [])
+    save_model(folder, served.model(0), tokenizer)
+    options = ("generation", "--model", str(folder), "--no-weights", "--run-lease", "0")
+    with Processes(folder) as processes:
+        started = [processes.serve(f"agent_{agent}", *options) for agent in range(3)]
+        served.addresses = [service.address() for service in started]
+        yield served
+
+
+def test_a_two_turn_run_that_starts_its_services_equals_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    models = [tiny_model(tokenizer, seed, tie) for seed in (1, 2)]
-    compared = run_and_compare(monkeypatch, models, tokenizer, settings, directory=tmp_path)
-
-    assert [len(list(tree.walk())) for tree in compared.trees] == [4, 4]
-    assert any(
-        abs(ratio - 1) > 0.2 for a in compared.agents for step in a.steps for ratio in step.ratios
-    ), "no ratio was clipped, so clipping was not compared"
+    models = [tiny_model(tokenizer, seed) for seed in (1, 2)]
+    compared = run_and_compare(monkeypatch, models, tokenizer, PLAIN, directory=tmp_path)
+    check_whole_trees_and_clipping(compared)
     check(compared)
 
 
-def test_missing_scores_and_three_agents_equal_the_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_temperature_top_k_and_top_p_and_two_end_tokens_equal_the_reference(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L18: N is what was given, 3. L6: joint actions without a score are left out, the rest
-    trains.
-    """
-    tokenizer = tiny_tokenizer(tmp_path / "tokenizer", pad=False, add_bos=True)
-    models = [tiny_model(tokenizer, seed, two_ends=True) for seed in (1, 2, 3)]
-    settings = replace(FILTERED, importance_ratio=False, num_generations=4)
+    """L7: the same distribution on both sides. L3: a text may end with the second end token."""
     compared = run_and_compare(
         monkeypatch,
-        models,
-        tokenizer,
-        settings,
+        [served.model(seed) for seed in (1, 11)],
+        served.tokenizer,
+        FILTERED,
+        addresses=served.addresses[:2],
+        directory=tmp_path,
+    )
+    check_whole_trees_and_clipping(compared)
+    endings = {c.token_ids[-1] for agent in (0, 1) for c in compared.completions(agent)}
+    assert set(served.tokenizer.convert_tokens_to_ids([EOS, SECOND_END])) <= endings
+    check(compared)
+
+
+def check_whole_trees_and_clipping(compared: Compared) -> None:
+    """The case is one in which nothing is left out: all nodes, and ratios beyond the clip."""
+    assert [len(list(tree.walk())) for tree in compared.trees] == [4, 4]
+    ratios = [r for agent in compared.agents for step in agent.steps for r in step.ratios]
+    assert any(abs(ratio - 1) > compared.settings.clip for ratio in ratios)
+
+
+def test_missing_scores_and_three_agents_equal_the_reference(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L18: N is what was given, 3. Joint actions without a score are left out, the rest trains."""
+    compared = run_and_compare(
+        monkeypatch,
+        [served.model(seed) for seed in (2, 12, 22)],
+        served.tokenizer,
+        replace(FILTERED, importance_ratio=False, num_generations=4),
         reward=tiny_task.patchy_reward,
+        addresses=served.addresses,
         directory=tmp_path,
     )
 
     rewards = [r for tree in compared.trees for node in tree.walk() for r in node.rewards]
     assert 0 < rewards.count(None) < len(rewards) / 2
-    assert tokenizer.pad_token is None, "L15: the user's tokenizer is left as it was"
+    assert served.tokenizer.pad_token is None, "L15: the user's tokenizer is left as it was"
     check(compared)
 
 
@@ -192,16 +237,21 @@ def test_what_was_sampled_is_trained_where_encoding_the_text_gives_other_ids(
 
 
 def test_an_empty_completion_is_scored_and_its_end_token_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L16: the reward gets "" and the end token trains. L1: a completion of the end token only
     has a gradient.
     """
-    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    models = [eager_to_end(tiny_model(tokenizer, seed, tie=False)) for seed in (1, 2)]
-    compared = run_and_compare(monkeypatch, models, tokenizer, PLAIN, directory=tmp_path)
+    compared = run_and_compare(
+        monkeypatch,
+        [eager_to_end(served.model(seed)) for seed in (6, 16)],
+        served.tokenizer,
+        PLAIN,
+        addresses=served.addresses[:2],
+        directory=tmp_path,
+    )
 
-    end = (tokenizer.eos_token_id,)
+    end = (served.tokenizer.eos_token_id,)
     for agent in (0, 1):
         completions = compared.completions(agent)
         empty = [c for c in completions if c.token_ids == end]
@@ -214,21 +264,28 @@ def test_an_empty_completion_is_scored_and_its_end_token_trains(
 def eager_to_end(model: LlamaForCausalLM) -> LlamaForCausalLM:
     """Gives every hidden state a common part that the end token's row of the head answers to."""
     with torch.no_grad():
-        model.model.embed_tokens.weight[:, 0] = 3.0
-        model.lm_head.weight[model.config.eos_token_id, 0] = 1.5
+        model.model.embed_tokens.weight[:, 0] = 10.0
+        model.lm_head.weight[model.config.eos_token_id[0], 0] = 0.8
     return model
 
 
 def test_a_node_above_the_threshold_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Early termination, and discount 0 (L8): the return of a continued turn is its reward."""
-    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    models = [tiny_model(tokenizer, seed) for seed in (1, 2)]
-    means = [1.0, 1.0]
-    settings = replace(PLAIN, discount=0.0, threshold=means[0], normalize=False)
-    compared = run_and_compare(monkeypatch, models, tokenizer, settings, directory=tmp_path)
+    """Early termination. L8: with discount 0 the return of a continued turn is its reward."""
+    settings = replace(PLAIN, discount=0.0, threshold=THRESHOLD, normalize=False)
+    compared = run_and_compare(
+        monkeypatch,
+        [served.model(seed) for seed in (2, 12)],
+        served.tokenizer,
+        settings,
+        addresses=served.addresses[:2],
+        directory=tmp_path,
+    )
+
+    means = [tree.mean_reward for tree in compared.trees]
+    continued = [len(tree.children) for tree in compared.trees]
+    assert sorted(continued) == [0, 3], f"the threshold is not between the means {means}"
     for tree in compared.trees:
-        root = group(tree, 0, settings)
-        assert root.returns == [r for r in tree.rewards if r is not None]
+        assert group(tree, 0, settings).returns == tree.rewards
     check(compared)
