@@ -75,8 +75,6 @@ class TrainingRun:
                 await self._go_on()
                 rows, end_of_epoch = batch
                 await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
-        if self._control.stop_asked:
-            raise StoppedError(self._control.stop_reason)
 
     async def _train_batch(self, epoch: int, rows: Sequence[Row], *, end_of_epoch: bool) -> None:
         grown = await self._control.unless_stopped(self._rollout.grow(epoch, rows))

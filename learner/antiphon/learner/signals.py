@@ -31,11 +31,7 @@ class RunSignals:
         """The first signal, None while there was none."""
 
     def __enter__(self) -> RunSignals:
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
-                "training must run on the main thread, which owns SIGINT and SIGTERM while it "
-                f"does and runs your functions; got thread {threading.current_thread().name!r}"
-            )
+        require_main_thread()
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
@@ -79,3 +75,17 @@ class RunSignals:
         self.received = signal.Signals(number)
         if self._stop is not None:
             self._stop(self.received.name)
+
+
+def require_main_thread() -> None:
+    """Refuse to train elsewhere.
+
+    Raises:
+        RuntimeError: This is not the main thread.
+    """
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        raise RuntimeError(
+            "training must run on the main thread, which owns SIGINT and SIGTERM while it does and "
+            f"runs your functions; got thread {thread.name!r}"
+        )

@@ -41,7 +41,7 @@ def train_from_config(config: RunConfig) -> RunState:
         Exception: The root error of a run that failed.
     """
     setup = setup_from_config(config)
-    folder = RunFolder.create(config.run.directory, config.run.name)
+    folder = RunFolder.create(config.run.directory.absolute(), config.run.name)
     folder.write_config(config.resolved())
     state = train(setup, folder)
     where = folder.path / "SUMMARY.md"

@@ -24,6 +24,7 @@ from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
+from antiphon.learner.signals import require_main_thread
 from antiphon.services.common.function_arguments import function_name
 from antiphon.services.common.server_settings import ServerSettings
 
@@ -190,7 +191,8 @@ class MAGRPOTrainer:
         for name, changed in given.items():
             if changed:
                 raise FieldError(name, "a value", "none: this version does not offer checkpoints")
-        folder = RunFolder.create(self._run_parent, self._run_name)
+        require_main_thread()
+        folder = RunFolder.create(self._run_parent.absolute(), self._run_name)
         folder.write_config(described(self._setup))
         self.run_directory = folder.path
         train(self._setup, folder)

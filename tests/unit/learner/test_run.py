@@ -1,0 +1,189 @@
+"""The loop: what is published when, and how pause and stop act."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from antiphon.clients.types import RunState, Task
+from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.control import RunControl, StoppedError
+from antiphon.learner.data import Row, Tasks
+from antiphon.learner.publisher import Publication
+from antiphon.learner.rollout import Grown
+from antiphon.learner.run import TrainingRun, rollout_batches
+from antiphon.learner.stages import StageClock
+from antiphon.learner.updates import AgentUpdate
+
+STEP = SimpleNamespace(stepped=True)
+NO_STEP = SimpleNamespace(stepped=False)
+
+
+@dataclass
+class Story:
+    """Takes the place of every part of a run and writes down what happens."""
+
+    told: list[str] = field(default_factory=list)
+    steps: dict[str, list[Any]] = field(default_factory=dict)
+    before_growing: Callable[[str], Any] = lambda name: None
+    versions: list[int] = field(default_factory=lambda: [0, 0])
+    agents: list[SimpleNamespace] = field(
+        default_factory=lambda: [
+            SimpleNamespace(weights_version=0, optimizer_steps=0) for _ in range(2)
+        ]
+    )
+
+    async def grow(self, epoch: int, rows: Sequence[Row]) -> Grown:
+        name = f"{epoch}:{','.join(row.task.item['prompt'] for row in rows)}"
+        await asyncio.sleep(0)
+        if (waiting := self.before_growing(name)) is not None:
+            await waiting
+        self.told.append(f"grow {name}")
+        self.name = name
+        return Grown(roots=[])
+
+    async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+        self.told.append("update, end of epoch" if end_of_epoch else "update")
+        default = [STEP, STEP]
+        stats = self.steps.get(self.name, default)
+        return [AgentUpdate(agent, [([], stats[agent])]) for agent in range(2)]
+
+    def publisher(self, agent: int) -> Any:
+        async def publish() -> Publication:
+            self.versions[agent] += 1
+            self.told.append(f"publish {agent} v{self.versions[agent]}")
+            return Publication(agent, self.versions[agent], 1, 0.1, 0.0)
+
+        return SimpleNamespace(publish=publish)
+
+    # Of the record and the status, only changes of state are of interest here.
+    def change(self, state: RunState) -> None:
+        self.told.append(state.value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **how: None
+
+
+def run_of(story: Story, control: RunControl, *prompts: str, **config: Any) -> TrainingRun:
+    async def inline(function: Callable[[], Any], what: str) -> Any:
+        return function()
+
+    return TrainingRun(
+        MAGRPOConfig(**{"num_train_epochs": 1, **config}),
+        tasks=Tasks([{"prompt": prompt} for prompt in prompts]),
+        rollout=story,  # type: ignore[arg-type]
+        updates=story,  # type: ignore[arg-type]
+        publishers=[story.publisher(agent) for agent in range(2)],
+        record=story,  # type: ignore[arg-type]
+        status=story,  # type: ignore[arg-type]
+        control=control,
+        clock=StageClock(),
+        on_main_thread=inline,
+    )
+
+
+async def test_the_first_push_comes_before_anything_and_each_batch_publishes_once() -> None:
+    """The last batch of an epoch causes the epoch's last drain, and still publishes once."""
+    story = Story()
+    await run_of(story, RunControl(), "x", "y", num_train_epochs=2).train()
+    batch = ["publish 0 v{0}", "publish 1 v{0}"]
+    assert story.told == [
+        *(line.format(1) for line in batch),
+        "training",
+        *("grow 1:x", "update", *(line.format(2) for line in batch)),
+        *("grow 1:y", "update, end of epoch", *(line.format(3) for line in batch)),
+        *("grow 2:x", "update", *(line.format(4) for line in batch)),
+        *("grow 2:y", "update, end of epoch", *(line.format(5) for line in batch)),
+    ]
+
+
+async def test_an_agent_without_an_optimiser_step_publishes_nothing() -> None:
+    story = Story(steps={"1:x": [NO_STEP, STEP], "1:y": [NO_STEP, NO_STEP]})
+    await run_of(story, RunControl(), "x", "y").train()
+    assert [line for line in story.told if line.startswith("publish")] == [
+        "publish 0 v1",
+        "publish 1 v1",
+        "publish 1 v2",
+    ]
+    assert [agent.weights_version for agent in story.agents] == [1, 2]
+
+
+async def test_tasks_are_rolled_out_in_batches_of_the_size_configured() -> None:
+    story = Story()
+    await run_of(story, RunControl(), "x", "y", "z", rollout_batch_size=2).train()
+    assert [line for line in story.told if line.startswith("grow")] == ["grow 1:x,y", "grow 1:z"]
+
+
+async def test_a_pause_waits_before_the_next_batch_until_resume() -> None:
+    control = RunControl()
+    story = Story(before_growing=lambda name: control.pause() if name == "1:x" else None)
+    running = asyncio.create_task(run_of(story, control, "x", "y").train())
+    async with asyncio.timeout(5):
+        while "paused" not in story.told:
+            await asyncio.sleep(0)
+        assert story.told[-3:-1] == ["publish 0 v2", "publish 1 v2"]
+        control.resume()
+        await running
+    assert story.told[story.told.index("paused") + 1 :][:2] == ["training", "grow 1:y"]
+
+
+async def test_a_stop_drops_the_rollout_under_way_and_nothing_of_it_is_trained() -> None:
+    control = RunControl()
+
+    def hang(name: str) -> Any:
+        if name != "1:y":
+            return None
+        control.stop("SIGTERM")
+        return asyncio.Event().wait()
+
+    story = Story(before_growing=hang)
+    async with asyncio.timeout(5):
+        with pytest.raises(StoppedError, match="SIGTERM"):
+            await run_of(story, control, "x", "y", "z").train()
+    assert story.told[-1] == "publish 1 v2"
+
+
+async def test_a_stop_in_the_middle_of_an_update_lets_it_finish_and_publish() -> None:
+    control = RunControl()
+
+    class Stopping(Story):
+        async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+            control.stop("SIGINT")
+            return await super().run(samples, end_of_epoch=end_of_epoch)
+
+    story = Stopping()
+    with pytest.raises(StoppedError):
+        await run_of(story, control, "x", "y").train()
+    assert story.told[-3:] == ["update", "publish 0 v2", "publish 1 v2"]
+
+
+async def test_a_stop_that_comes_when_everything_is_trained_changes_nothing() -> None:
+    control = RunControl()
+
+    class Stopping(Story):
+        async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+            control.stop("SIGINT")
+            return await super().run(samples, end_of_epoch=end_of_epoch)
+
+    story = Stopping()
+    await run_of(story, control, "x").train()
+    assert story.told[-1] == "publish 1 v2"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(3, 2, [([0, 1], False), ([2], True)]), (2, 2, [([0, 1], True)]), (1, 5, [([0], True)])],
+)
+def test_batches_say_which_is_the_last(
+    count: int, size: int, expected: list[tuple[list[int], bool]]
+) -> None:
+    rows = [Row(number, Task(str(number), {})) for number in range(count)]
+    found = [([row.row for row in batch], last) for batch, last in rollout_batches(rows, size)]
+    assert found == expected

@@ -1,0 +1,208 @@
+"""`MAGRPOTrainer` takes what CoMLRL's takes, and refuses by name what it cannot do."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.models import save_model, tiny_model, tiny_tokenizer
+
+from antiphon.clients.types import FieldError
+from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.services.common.errors import UserFunctionError
+
+ONE_TURN = MAGRPOConfig(num_turns=1)
+
+
+def reward(*completions: list[str]) -> list[float]:
+    return [0.0] * len(completions[0])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def trainer(own: Any, number: int = 2, /, **options: Any) -> MAGRPOTrainer:
+    given: dict[str, Any] = {
+        "agents": [tiny_model(own, seed) for seed in range(number)],
+        "tokenizer": own,
+        "reward_func": reward,
+        "train_dataset": [{"prompt": "red"}],
+        "args": ONE_TURN,
+    }
+    return MAGRPOTrainer(**{**given, **options})
+
+
+def test_parameters_have_comlrls_names_order_and_defaults() -> None:
+    parameters = [
+        p
+        for p in inspect.signature(MAGRPOTrainer).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    assert [p.name for p in parameters] == [
+        "agent_model",
+        "agents",
+        "num_agents",
+        "tokenizer",
+        "model_config",
+        "train_dataset",
+        "eval_dataset",
+        "reward_func",
+        "reward_processor",
+        "formatters",
+        "external_transition",
+        "wandb_config",
+        "eval_logger",
+        "eval_aggregator",
+        "args",
+    ]
+    assert [p.default for p in parameters] == [None, None, 2, *[None] * 12]
+
+
+def test_the_agents_given_are_the_agents_trained(tokenizer: Any) -> None:
+    models = [tiny_model(tokenizer, seed) for seed in range(2)]
+    made = trainer(tokenizer, agents=models)
+    assert all(a is b for a, b in zip(made.agents, models, strict=True))
+    assert made.tokenizers[0] is made.tokenizers[1] is tokenizer
+
+
+def test_the_number_of_agents_is_that_of_the_agents_given(tokenizer: Any) -> None:
+    """L18: three agents, `num_agents` left at its default."""
+    assert trainer(tokenizer, 3).num_agents == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_agents": 4}, {"args": ONE_TURN.replace(num_agents=2)}, {"formatters": [str, str]}],
+)
+def test_a_contradiction_about_the_number_is_an_error_at_start(
+    tokenizer: Any, options: dict[str, Any]
+) -> None:
+    """L18: never an index error deep in the run."""
+    with pytest.raises(FieldError):
+        trainer(tokenizer, 3, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({}, 2),
+        ({"num_agents": 3}, 3),
+        ({"args": ONE_TURN.replace(num_agents=4)}, 4),
+        ({"num_agents": 3, "args": ONE_TURN.replace(num_agents=3)}, 3),
+    ],
+)
+def test_one_name_for_all_makes_as_many_agents_as_are_asked_for(
+    tokenizer: Any, tmp_path: Path, options: dict[str, Any], number: int
+) -> None:
+    folder = save_model(tmp_path, tiny_model(tokenizer, 0), tokenizer)
+    made = trainer(tokenizer, agents=None, agent_model=str(folder), tokenizer=None, **options)
+    assert made.num_agents == len(made.agents) == number
+    assert len({id(agent) for agent in made.agents}) == number
+    assert len(made.tokenizers) == number
+
+
+def test_model_config_says_how_names_are_loaded(tokenizer: Any, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, tiny_model(tokenizer, 0), tokenizer)
+    config = {
+        "torch_dtype": "bfloat16",
+        "attn_implementation": "eager",
+        "special_tokens": {"additional_special_tokens": ["</s>"]},
+    }
+    made = trainer(tokenizer, agents=None, agent_model=str(folder), model_config=config)
+    assert made.agents[0].dtype is torch.bfloat16
+    assert made.agents[0].config._attn_implementation == "eager"
+    assert made.tokenizers[0] is not tokenizer
+
+
+def test_an_unknown_key_of_model_config_is_named(tokenizer: Any) -> None:
+    with pytest.raises(FieldError, match=r"model_config\['dtpe'\]"):
+        trainer(tokenizer, agents=None, agent_model="x", model_config={"dtpe": "float32"})
+
+
+def test_a_tokenizer_without_a_pad_token_works_and_is_left_as_it_was(tmp_path: Path) -> None:
+    """L15: the user's tokenizer is never changed."""
+    bare = tiny_tokenizer(tmp_path, pad=False)
+    trainer(bare, model_config={"special_tokens": {"pad_token": "</s>"}})
+    assert bare.pad_token is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_dataset": [{"prompt": "x"}]}, "eval_dataset.*does not offer evaluation"),
+        ({"eval_logger": print}, "eval_logger.*does not offer evaluation"),
+        ({"eval_aggregator": print}, "eval_aggregator.*does not offer evaluation"),
+        ({"wandb_config": {"project": "p"}}, "wandb_config: got the keys project"),
+        ({"reward_func": None}, "reward_func: got nothing"),
+        ({"reward_func": 3}, "reward_func: got int"),
+        ({"tokenizer": None}, "tokenizer: got nothing"),
+        ({"agents": None}, "agent_model and agents: got neither"),
+        ({"agents": None, "agent_model": 3}, "agent_model: got int"),
+        ({"train_dataset": None}, "train_dataset: got nothing"),
+        ({"train_dataset": [{"question": "x"}]}, "columns question.*'prompt'"),
+        ({"args": MAGRPOConfig(num_turns=2)}, "external_transition: got nothing"),
+        ({"reward_address": "localhost:1"}, "reward_func: got a function, and reward_address"),
+        ({"generation_addresses": ["localhost:1"]}, "generation_addresses.*a list of 2"),
+    ],
+)
+def test_what_is_missing_or_not_offered_is_refused_by_name(
+    tokenizer: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FieldError, match=message):
+        trainer(tokenizer, **options)
+
+
+def test_one_object_for_two_agents_is_refused(tokenizer: Any) -> None:
+    model = tiny_model(tokenizer, 0)
+    with pytest.raises(FieldError, match=r"agents\[1\]: got the same object as agents\[0\]"):
+        trainer(tokenizer, agents=[model, model])
+
+
+def test_a_reward_for_another_number_of_agents_is_refused_at_start(tokenizer: Any) -> None:
+    with pytest.raises(UserFunctionError, match="wanted 2"):
+        trainer(tokenizer, reward_func=lambda a, b, c: [0.0])
+
+
+def test_verbose_may_be_said_in_wandb_config(tokenizer: Any) -> None:
+    assert trainer(tokenizer, wandb_config={"verbose": False}).num_agents == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resume_from_checkpoint": True},
+        {"checkpoint_dir": "x"},
+        {"checkpoint_interval": 2},
+        {"checkpoint_total_limit": 1},
+    ],
+)
+def test_checkpoints_are_refused_by_name_and_nothing_is_started(
+    tokenizer: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    made = trainer(tokenizer, run_directory=tmp_path / "runs")
+    with pytest.raises(FieldError, match="does not offer checkpoints"):
+        made.train(**options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_off_the_main_thread_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    made = trainer(tokenizer, run_directory=tmp_path / "runs")
+    errors: list[RuntimeError] = []
+
+    def work() -> None:
+        try:
+            made.train()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+    assert not (tmp_path / "runs").exists()
