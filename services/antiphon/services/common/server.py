@@ -32,6 +32,7 @@ __all__ = ["Server", "ServerSettings", "StartError", "StopSignals", "run_until_s
 logger = logging.getLogger(__name__)
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_BEYOND_GRACE = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -145,9 +146,11 @@ class Server:
         if self._server is not None:
             await asyncio.sleep(min(self.settings.drain_seconds, grace))
             left = max(0.0, deadline - loop.time())
-            refusing = asyncio.create_task(self._server.stop(left))
+            # Its own timer must not run out while stop(None) below destroys the server: gRPC
+            # would then use what is gone and take the process down.
+            refusing = asyncio.create_task(self._server.stop(left + _BEYOND_GRACE))
             idle = asyncio.create_task(self.calls_ended())
-            await asyncio.wait((refusing, idle), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((refusing, idle), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not idle.done():
                 idle.cancel()
                 logger.warning("%s ended with calls in flight after %g s", self.name, grace)
