@@ -124,6 +124,8 @@ class MAGRPOConfig(BaseModel):
     """Where reference models would be held; not offered by this version."""
 
     # Beside CoMLRL's: the update.
+    keep_rollouts_every: int = Field(default=1, ge=0)
+    """The tree of every so-many-th prompt is kept in the run folder; 0 keeps none."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Fixes every completion and the order of the nodes."""
     loss_normalization: LossNormalization = "sequence"

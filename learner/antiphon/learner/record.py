@@ -23,7 +23,7 @@ from antiphon.learner.metric_rows import (
 )
 from antiphon.learner.metrics import LearnerMetrics
 from antiphon.learner.progress import Progress, Silent, Snapshot, TurnSnapshot
-from antiphon.learner.rollout_log import rollout_line
+from antiphon.learner.rollout_log import RolloutLog
 from antiphon.learner.run_folder import RunFolder, append_lines
 from antiphon.learner.summary import EpochTurn, Summary, summary_json, summary_markdown
 from antiphon.learner.tree import Node
@@ -78,6 +78,7 @@ class RunRecord:
         self._progress: Progress = Silent() if progress is None else progress
         self._on_metrics = on_metrics
         self._now = now
+        self._rollouts = RolloutLog(folder.rollouts_folder)
         self.start_time = now()
         self.epoch = 0
         self.prompts_done = 0
@@ -128,13 +129,10 @@ class RunRecord:
         self.epoch = epoch
         epoch_figures = self._epochs.setdefault(epoch, Figures())
         self._batch, self._batch_prompts = Figures(), len(roots) + skipped
-        nodes: list[NodeFigures] = []
-        for root in roots:
-            self._last_tree = list(tree_figures(root, self._config))
-            nodes += self._last_tree
-        append_lines(
-            self._folder.rollouts_file(epoch), (rollout_line(epoch, node) for node in nodes)
-        )
+        trees = [list(tree_figures(root, self._config)) for root in roots]
+        self._last_tree = trees[-1] if trees else []
+        self._keep(trees, epoch)
+        nodes = [node for tree in trees for node in tree]
         for node in nodes:
             for figures in (self._row, self._batch, epoch_figures):
                 add_node(figures, node)
@@ -254,6 +252,17 @@ class RunRecord:
             seconds=self._now() - self.start_time,
             seconds_left=self.seconds_left,
         )
+
+    def _keep(self, trees: Sequence[Sequence[NodeFigures]], epoch: int) -> None:
+        """Write down every `keep_rollouts_every`-th tree."""
+        every = self._config.keep_rollouts_every
+        kept = [
+            node
+            for number, tree in enumerate(trees, self.prompts_done)
+            if every and number % every == 0
+            for node in tree
+        ]
+        self._rollouts.write(kept, epoch=epoch, prompts_before=self.prompts_done)
 
     def _turns(self) -> tuple[TurnSnapshot, ...]:
         batch = self._batch.read()

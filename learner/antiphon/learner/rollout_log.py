@@ -1,87 +1,116 @@
-"""Trees as lines of JSON that people and programs can read, one node per line."""
+"""Writes the trees of a run as Parquet files that are whole whenever the run is killed.
+
+A part holds several rollout batches. It is written anew after every batch, beside, and renamed, so
+that at any moment each file in the folder is complete; a part that is large enough is left as it
+is and the next one begins. Its name tells the phase and the prompts trained before it, so names
+sort by time and the whole folder reads as one table (`pandas.read_parquet("rollouts")`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from antiphon.clients.types import Chat, Completion
-from antiphon.learner.figures import NodeFigures, weights_versions
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from antiphon.learner.figures import NodeFigures
+from antiphon.learner.rollout_rows import EVAL, TRAIN, rollout_table
+
+PART_BYTES = 4 * 2**20
+"""Bytes in memory from which a part is left as it is."""
+PART_BATCHES = 64
+"""Rollout batches after which a part is left as it is."""
 
 
-def rollout_line(epoch: int, figures: NodeFigures) -> dict[str, Any]:
-    """Write down a node: what each agent was asked and answered, and what it was worth.
+class RolloutLog:
+    """Appends rollout batches to a folder. Used from one thread.
 
     Args:
-        epoch: Counted from 1.
-        figures: The node and its numbers.
+        folder: Holds the files; made with the first batch.
     """
-    node = figures.node
-    return {
-        "epoch": epoch,
-        "row": node.row,
-        "task": node.task.id,
-        "turn": node.turn,
-        "path": list(node.path),
-        "mean_reward": figures.mean_reward,
-        "mean_return": figures.mean_return,
-        "agents": [_agent(figures, agent) for agent in range(len(node.prompts))],
-        "joint_actions": [_joint_action(figures, index) for index in range(len(node.branches))],
-    }
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._part: list[pa.Table] = []
+        self._part_path = folder
+
+    def write(self, nodes: Iterable[NodeFigures], *, epoch: int, prompts_before: int) -> None:
+        """Add the trees of a rollout batch of training; they are on disk when this returns.
+
+        Args:
+            nodes: The trees' nodes, each tree in pre-order; none writes nothing.
+            epoch: Counted from 1.
+            prompts_before: Prompts trained before this batch.
+        """
+        table = rollout_table(nodes, phase=TRAIN, epoch=epoch, prompts_before=prompts_before)
+        if table.num_rows == 0:
+            return
+        if not self._part:
+            self._part_path = part_path(self._folder, TRAIN, prompts_before)
+        self._part.append(table)
+        _write(self._part_path, pa.concat_tables(self._part))
+        if len(self._part) >= PART_BATCHES or sum(t.nbytes for t in self._part) >= PART_BYTES:
+            self._part = []
+
+    def write_evaluation(
+        self, nodes: Iterable[NodeFigures], *, epoch: int, prompts_before: int
+    ) -> None:
+        """Store the trees of an evaluation, a file of its own; one made again replaces it."""
+        table = rollout_table(nodes, phase=EVAL, epoch=epoch, prompts_before=prompts_before)
+        if table.num_rows:
+            _write(part_path(self._folder, EVAL, prompts_before), table)
+
+    def rewind(self, prompts: int) -> None:
+        """Forget what came after a checkpoint.
+
+        Args:
+            prompts: Prompts trained at the checkpoint; rollout batches that began later, and
+                evaluations that were made later, are dropped.
+        """
+        self._part = []
+        for path in part_paths(self._folder, EVAL):
+            if part_start(path) > prompts:
+                path.unlink()
+        for path in part_paths(self._folder, TRAIN):
+            if part_start(path) >= prompts:
+                path.unlink()
+                continue
+            table = pq.read_table(path)
+            kept = table.filter(pc.less(table["prompts_before"], prompts))
+            if kept.num_rows < table.num_rows:
+                _write(path, kept)
 
 
-def _agent(figures: NodeFigures, agent: int) -> dict[str, Any]:
-    node = figures.node
-    group = figures.advantages[agent]
-    return {
-        "agent": agent,
-        "prompt": _content(node.prompts[agent].content),
-        "dead": group.dead,
-        "completions": [
-            _completion(completion, return_, advantage)
-            for completion, return_, advantage in zip(
-                node.completions[agent], figures.agent_returns[agent], group.values, strict=True
-            )
-        ],
-    }
+def part_path(folder: Path, phase: str, prompts_before: int) -> Path:
+    """The file of a part that begins after so many prompts."""
+    return folder / f"{phase}_{prompts_before:08}.parquet"
 
 
-def _completion(
-    completion: Completion, return_: float | None, advantage: float | None
-) -> dict[str, Any]:
-    return {
-        "text": completion.text,
-        "tokens": len(completion.token_ids),
-        "finish": completion.finish_reason.value,
-        "return": return_,
-        "advantage": advantage,
-        "weights_versions": weights_versions(completion),
-    }
+def part_paths(folder: Path, phase: str) -> list[Path]:
+    """Files of a phase, oldest first."""
+    return sorted(folder.glob(f"{phase}_*.parquet"), key=part_start)
 
 
-def _joint_action(figures: NodeFigures, index: int) -> dict[str, Any]:
-    branch = figures.node.branches[index]
-    line: dict[str, Any] = {
-        "id": branch.joint_action_id,
-        "samples": list(branch.samples),
-        "reward": branch.finite_reward,
-        "return": figures.returns[index],
-        "stop": None if branch.stop is None else branch.stop.value,
-    }
-    if branch.stop_detail:
-        line["stop_detail"] = branch.stop_detail
-    if branch.score is not None:
-        if branch.score.value != branch.reward:
-            line["score"] = branch.score.value
-        if branch.score.components:
-            line["components"] = dict(branch.score.components)
-        if branch.score.info is not None:
-            line["info"] = branch.score.info
-        if branch.score.missing_reason is not None:
-            line["missing_reason"] = branch.score.missing_reason
-    return line
+def part_start(path: Path) -> int:
+    """Prompts trained before a part began."""
+    return int(path.stem.rpartition("_")[2])
 
 
-def _content(prompt: str | Chat) -> Any:
-    if isinstance(prompt, str):
-        return prompt
-    return [{"role": message.role, "content": message.content} for message in prompt]
+def _write(path: Path, table: pa.Table) -> None:
+    """Replace a file so that, whatever happens, it holds the old rows or the new ones."""
+    path.parent.mkdir(exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    with beside.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def batches(folder: Path, phase: str, columns: list[str]) -> Iterator[pa.Table]:
+    """Some columns of every part of a phase, oldest first."""
+    for path in part_paths(folder, phase):
+        yield pq.read_table(path, columns=columns)

@@ -3,7 +3,7 @@
     config.json                the resolved settings
     run.json                   the run's id and incarnation
     metrics.jsonl              a row of figures per line
-    rollouts/epoch_1.jsonl     a node of a tree per line: prompts, completions, rewards, returns
+    rollouts/*.parquet         a joint action per row: prompts, answers, rewards, advantages
     agent_0/, agent_1/, ...    the trained models
     summary.json, SUMMARY.md   how it ended
 
@@ -102,9 +102,10 @@ class RunFolder:
         """Rows of figures."""
         return self.path / "metrics.jsonl"
 
-    def rollouts_file(self, epoch: int) -> Path:
-        """Trees of an epoch, counted from 1."""
-        return self.path / "rollouts" / f"epoch_{epoch}.jsonl"
+    @property
+    def rollouts_folder(self) -> Path:
+        """Trees, as Parquet files (`rollout_rows` says what is in them)."""
+        return self.path / "rollouts"
 
     def agent_folder(self, agent: int) -> Path:
         """Where an agent's trained model is."""

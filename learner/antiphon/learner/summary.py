@@ -117,7 +117,7 @@ def _files() -> list[str]:
     return [
         "- `config.json`: the settings",
         "- `metrics.jsonl`: a row of figures per line",
-        "- `rollouts/`: prompts, completions, rewards and returns, a node of a tree per line",
+        "- `rollouts/`: prompts, answers, rewards, advantages (Parquet, a joint action per row)",
         "- `summary.json`: this page for programs",
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.support import run_folders
 from tests.support.trees import make_node
 
 from antiphon.clients.types import RunState, Score
@@ -148,7 +149,7 @@ def test_a_node_without_any_reward_has_no_mean(folder: RunFolder) -> None:
 def test_rollouts_hold_what_was_asked_answered_and_earned(folder: RunFolder) -> None:
     record = _record(folder)
     record.rolled_out(2, [_two_turns()])
-    lines = [json.loads(x) for x in folder.rollouts_file(2).read_text().splitlines()]
+    lines = run_folders.rollouts(folder.path, epoch=2)
     assert [line["path"] for line in lines] == [[], [0], [1]]
     first = lines[0]
     assert (first["task"], first["row"], first["turn"], first["epoch"]) == ("7", 7, 1, 2)
@@ -168,7 +169,7 @@ def test_in_cross_a_completion_is_worth_the_mean_of_its_joint_actions(folder: Ru
     config = MAGRPOConfig(num_generations=2, joint_mode="cross", num_turns=1)
     record = _record(folder, config)
     record.rolled_out(1, [make_node([0.0, 1.0, 4.0, None], num_generations=2, mode="cross")])
-    line = json.loads(folder.rollouts_file(1).read_text())
+    (line,) = run_folders.rollouts(folder.path)
     # Joint actions (0,0), (0,1), (1,0), (1,1); the last has no reward and is in no mean.
     assert [j["samples"] for j in line["joint_actions"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert [c["return"] for c in line["agents"][0]["completions"]] == [0.5, 4.0]
@@ -189,7 +190,7 @@ def test_why_a_branch_stopped_is_told(folder: RunFolder) -> None:
     assert row["turn_1/stop/early_termination"] == 1
     assert row["skipped_prompts"] == 2
     assert row["prompts"] == 3
-    line = json.loads(folder.rollouts_file(1).read_text())
+    (line,) = run_folders.rollouts(folder.path)
     assert line["joint_actions"][0]["stop_detail"] == "agent 0: a prompt of 100 tokens"
 
 
@@ -339,3 +340,22 @@ def test_a_second_run_in_one_process_shares_the_metrics() -> None:
     registry = CollectorRegistry()
     assert learner_metrics(registry) is learner_metrics(registry)
     assert b"antiphon_learner_epoch" in generate_latest(registry)
+
+
+def test_every_so_many_th_tree_is_kept(folder: RunFolder) -> None:
+    record = _record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=3))
+    for batch in range(3):
+        record.rolled_out(1, [make_node([float(batch), 0.0]), make_node([float(batch), 1.0])])
+        record.batch_done(SECONDS)
+    # Six prompts in batches of two; kept are number 0 and number 3.
+    kept = run_folders.rollouts(folder.path)
+    assert [[j["reward"] for j in node["joint_actions"]] for node in kept] == [
+        [0.0, 0.0],
+        [1.0, 1.0],
+    ]
+
+
+def test_no_tree_is_kept_where_none_is_wanted(folder: RunFolder) -> None:
+    record = _record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=0))
+    record.rolled_out(1, [make_node([1.0, 0.0])])
+    assert list(folder.rollouts_folder.iterdir()) == []

@@ -71,7 +71,6 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert path.read_text() == "old"
 
 
-def test_agents_count_from_zero_and_epochs_from_one(tmp_path: Path) -> None:
+def test_agents_count_from_zero(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "demo")
     assert folder.agent_folder(0).name == "agent_0"
-    assert folder.rollouts_file(1).relative_to(folder.path) == Path("rollouts/epoch_1.jsonl")
