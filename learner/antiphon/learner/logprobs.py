@@ -60,7 +60,8 @@ class MicroBatch:
 
     `input_ids`, `attention_mask`, `position_ids` are int64 [B, S]; `places` int64 [K] are the
     completion tokens' places in the logits [B * C, V]; `token_ids`, `kept_sizes` are int64 [K];
-    `engine_logprobs`, `advantages`, `weights` float32 [K].
+    `engine_logprobs`, `advantages`, `weights` float32 [K], and `reference_logprobs` too where every
+    row has them, else [0].
     """
 
     input_ids: Tensor
@@ -73,6 +74,7 @@ class MicroBatch:
     engine_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
+    reference_logprobs: Tensor
 
 
 def split_rows(rows: Sequence[Row], *, tokens: int, size: int | None = None) -> list[list[Row]]:
@@ -132,6 +134,7 @@ def collate(rows: Sequence[Row], support: str, device: torch.device) -> MicroBat
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths)
 
     engine = [value for row in rows for value in _engine_logprobs(row.completion, support)]
+    reference = [value for row in rows for value in row.completion.reference_logprobs]
     batch = MicroBatch(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -143,6 +146,9 @@ def collate(rows: Sequence[Row], support: str, device: torch.device) -> MicroBat
         engine_logprobs=torch.tensor(engine, dtype=torch.float32),
         advantages=per_token([row.completion.advantage for row in rows]),
         weights=per_token([row.weight for row in rows]),
+        reference_logprobs=torch.tensor(
+            reference if len(reference) == len(places) else [], dtype=torch.float32
+        ),
     )
     return batch if device.type == "cpu" else _moved(batch, device)
 
@@ -198,8 +204,43 @@ def batch_logprobs(
         temperature: The sampling temperature.
         support: A LogprobSupport; `sampled` rebuilds the kept set of the engine's size.
     """
-    logits = completion_logits(model, batch)
+    return support_logprobs(
+        completion_logits(model, batch), batch, temperature=temperature, support=support
+    )
+
+
+def support_logprobs(
+    logits: Tensor, batch: MicroBatch, *, temperature: float, support: str
+) -> TokenLogprobs:
+    """As `batch_logprobs`, from the logits [K, V] of the completions' tokens."""
+    kept = batch.kept_sizes
     if support == LogprobSupport.FULL:
-        logprobs = full_logprobs(logits, batch.token_ids, temperature)
-        return TokenLogprobs(logprobs, torch.zeros_like(batch.token_ids, dtype=torch.bool))
-    return token_logprobs(logits, batch.token_ids, batch.kept_sizes, temperature)
+        kept = torch.full_like(kept, logits.shape[-1])
+    return token_logprobs(logits, batch.token_ids, kept, temperature)
+
+
+@torch.no_grad()
+def plain_logprobs(
+    model: nn.Module,
+    rows: Sequence[Row],
+    device: torch.device,
+    *,
+    tokens: int,
+    size: int | None = None,
+) -> list[tuple[float, ...]]:
+    """Log-probabilities of each row's completion under the full softmax at temperature 1 [C].
+
+    Args:
+        model: A causal language model on `device`.
+        rows: Completions and their prompts.
+        device: Where it computes.
+        tokens: Most rows times columns of one forward.
+        size: Most rows of one forward; None sets no limit.
+    """
+    logprobs: dict[int, tuple[float, ...]] = {}
+    for part in split_rows(rows, tokens=tokens, size=size):
+        batch = collate(part, LogprobSupport.SAMPLED, device)
+        values = full_logprobs(completion_logits(model, batch), batch.token_ids, 1.0)
+        per_row = torch.split(values, [row.length for row in part])
+        logprobs |= {id(row): tuple(v.tolist()) for row, v in zip(part, per_row, strict=True)}
+    return [logprobs[id(row)] for row in rows]

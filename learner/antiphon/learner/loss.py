@@ -6,8 +6,9 @@ Per token t of a completion with advantage A,
     l_t    = -min(rho_t A, clip(rho_t, 1 - clip_low, 1 + clip_high) A)
     l_t    = -A log pi_now(t)                where the ratio is off
 
-whose gradients are equal at rho = 1. With a `ratio_cap` c (for tokens that may be stale), rho first
-becomes rho * stopgrad(min(1, c / rho)). Over the minibatch's live nodes,
+whose gradients are equal at rho = 1 (PPO's clip, arXiv 1707.06347). With a `ratio_cap` c, for
+tokens that may be stale, rho first becomes rho * stopgrad(min(1, c / rho)) (truncated importance
+weights, as in V-trace, arXiv 1802.01561). Over the minibatch's live nodes,
 
     sequence   sum over tokens, mean over the node's completions, mean over nodes
     token      sum over all tokens / number of tokens
@@ -54,7 +55,9 @@ class LossTokens:
 class LossStats:
     """Sums and maxima over tokens, so that micro-batches add up with `+`.
 
-    The gap is |log pi_now - log pi_engine|; `clipped` counts tokens whose gradient the clip took.
+    The gap is |log pi_now - log pi_engine|; `clipped` counts tokens whose gradient the clip took,
+    `truncated` those whose ratio was above the cap. `kl_loss` is the part of `loss` that a
+    reference KL adds.
     """
 
     tokens: int = 0
@@ -62,9 +65,11 @@ class LossStats:
     ratio_sum: float = 0.0
     ratio_max: float = 0.0
     clipped: int = 0
+    truncated: int = 0
     gap_sum: float = 0.0
     gap_max: float = 0.0
-    logprob_sum: float = 0.0
+    entropy_sum: float = 0.0
+    kl_loss: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats(
@@ -73,9 +78,11 @@ class LossStats:
             ratio_sum=self.ratio_sum + other.ratio_sum,
             ratio_max=max(self.ratio_max, other.ratio_max),
             clipped=self.clipped + other.clipped,
+            truncated=self.truncated + other.truncated,
             gap_sum=self.gap_sum + other.gap_sum,
             gap_max=max(self.gap_max, other.gap_max),
-            logprob_sum=self.logprob_sum + other.logprob_sum,
+            entropy_sum=self.entropy_sum + other.entropy_sum,
+            kl_loss=self.kl_loss + other.kl_loss,
         )
 
 
@@ -144,8 +151,8 @@ def policy_loss(
             ratio_sum=ratio.sum().item(),
             ratio_max=ratio.max().item(),
             clipped=int(clipped.sum().item()),
+            truncated=0 if ratio_cap is None else int((ratio > ratio_cap).sum().item()),
             gap_sum=distance.sum().item(),
             gap_max=distance.max().item(),
-            logprob_sum=tokens.logprobs.sum().item(),
         )
     return loss, stats

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,15 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from antiphon.clients.types import FieldError, TensorDtype
-from antiphon.learner.logprobs import Row, batch_logprobs, collate, split_rows
+from antiphon.learner.logprobs import (
+    Row,
+    collate,
+    completion_logits,
+    split_rows,
+    support_logprobs,
+)
 from antiphon.learner.loss import RATIO_CAP, LossStats, LossTokens, policy_loss, token_weights
+from antiphon.learner.reference import reference_kl_loss
 from antiphon.learner.samples import TrainingSample
 from antiphon.services.common import tensors
 
@@ -36,7 +43,8 @@ class PolicySettings:
 
     `temperature` and `max_new_tokens` are those of the sampling, `max_staleness` above 0 truncates
     ratios (loss.RATIO_CAP). `micro_batch_tokens` and `micro_batch_size` (completions) bound the
-    memory of a forward and change no result but by rounding.
+    memory of a forward and change no result but by rounding. `reference_kl_coef` is the weight of
+    the reference KL as a term of the loss, 0 for none (`antiphon.learner.reference`).
     """
 
     temperature: float
@@ -53,6 +61,7 @@ class PolicySettings:
     max_staleness: int = 0
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
     micro_batch_size: int | None = None
+    reference_kl_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,10 @@ class StepStats:
     """What one minibatch did.
 
     Means and maxima are over the live nodes' tokens and 0 where there are none. `logprob_gap` is
-    |log pi_learner - log pi_engine|, `entropy` the mean of -log pi_learner over the sampled tokens
-    (an estimate), `forced_tokens` those that the learner's own kept set had left out.
+    |log pi_learner - log pi_engine|, `entropy` that of the distribution that the log-probabilities
+    are under (exact, in nats), `forced_tokens` those that the learner's own kept set had left out.
+    `clip_fraction` is the share of tokens whose gradient the clip took, `truncated_fraction` that
+    of tokens whose ratio was above the cap, `reference_kl_loss` what the KL adds to `loss`.
     """
 
     stepped: bool
@@ -73,9 +84,11 @@ class StepStats:
     ratio_mean: float = 0.0
     ratio_max: float = 0.0
     clip_fraction: float = 0.0
+    truncated_fraction: float = 0.0
     logprob_gap_mean: float = 0.0
     logprob_gap_max: float = 0.0
     entropy: float = 0.0
+    reference_kl_loss: float = 0.0
     forced_tokens: int = 0
 
 
@@ -166,9 +179,11 @@ class Policy:
             ratio_mean=stats.ratio_sum / stats.tokens,
             ratio_max=stats.ratio_max,
             clip_fraction=stats.clipped / stats.tokens,
+            truncated_fraction=stats.truncated / stats.tokens,
             logprob_gap_mean=stats.gap_sum / stats.tokens,
             logprob_gap_max=stats.gap_max,
-            entropy=-stats.logprob_sum / stats.tokens,
+            entropy=stats.entropy_sum / stats.tokens,
+            reference_kl_loss=stats.kl_loss,
             forced_tokens=forced,
         )
 
@@ -254,8 +269,9 @@ class Policy:
         ):
             batch = collate(part, settings.logprob_support, device)
             with torch.enable_grad():
-                now = batch_logprobs(
-                    self.model,
+                logits = completion_logits(self.model, batch)
+                now = support_logprobs(
+                    logits,
                     batch,
                     temperature=settings.temperature,
                     support=settings.logprob_support,
@@ -269,9 +285,14 @@ class Policy:
                     clip_high=settings.clip_ratio_high,
                     ratio_cap=RATIO_CAP if settings.max_staleness > 0 else None,
                 )
+                if settings.reference_kl_coef > 0:
+                    kl = settings.reference_kl_coef * reference_kl_loss(logits, batch)
+                    loss = loss + kl
+                    stats = replace(stats, loss=loss.item(), kl_loss=kl.item())
                 loss.backward()  # type: ignore[no-untyped-call]
             if self._low_precision:
                 self._gather_gradients()
+            stats = replace(stats, entropy_sum=now.entropy.sum().item())
             total, forced = total + stats, forced + int(now.forced.sum().item())
         self._gather_gradients()
         return total, forced

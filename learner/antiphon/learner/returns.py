@@ -6,9 +6,13 @@
 
     return of a completion = mean of R_j over the joint actions j that hold it and have a return
 
-In `aligned` exactly one joint action holds a completion; in `cross` G^(N-1) do. What is taken off
-a single agent's returns at a node (a penalty per completion) is taken off what
-`completion_returns` gives, so it never reaches an earlier turn or another agent.
+In `aligned` exactly one joint action holds a completion; in `cross` G^(N-1) do. A reference KL
+(`antiphon.learner.reference`) with coefficient beta is a penalty of a completion y of one agent,
+
+    trained return of y = return of y - beta * sum over tokens t of k3_t
+
+taken off after the mean over joint actions, so it never reaches an earlier turn or another agent,
+and no joint return holds it.
 """
 
 from __future__ import annotations
@@ -58,3 +62,23 @@ def completion_returns(
     for branch, value in zip(node.branches, joint_returns, strict=True):
         holding[branch.samples[agent]].append(value)
     return [present_mean(values) for values in holding]
+
+
+def trained_returns(
+    node: Node, joint_returns: Sequence[float | None], agent: int, reference_kl_coef: float = 0.0
+) -> list[float | None]:
+    """What each of an agent's completions at a node is trained on [G], None where it has none.
+
+    Args:
+        node: The node; its `references` hold the KL of each completion where one is to be paid.
+        joint_returns: Its joint actions' returns, in order of joint action.
+        agent: The agent, from 0.
+        reference_kl_coef: beta, 0 for no penalty.
+    """
+    returns = completion_returns(node, joint_returns, agent)
+    if reference_kl_coef == 0.0 or not node.references:
+        return returns
+    return [
+        None if value is None else value - reference_kl_coef * reference.kl
+        for value, reference in zip(returns, node.references[agent], strict=True)
+    ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from antiphon.clients.types import FieldError
 from antiphon.learner.advantages import group_advantages
-from antiphon.learner.returns import completion_returns, present_mean, tree_returns
+from antiphon.learner.returns import present_mean, trained_returns, tree_returns
 from antiphon.learner.tree import Node, Path
 
 
@@ -21,7 +21,8 @@ class TrainedCompletion:
     """A completion of C tokens, the end token included.
 
     `logprobs` and `kept_sizes` [C] are the engine's, `full_logprobs` [C] where they were asked
-    for, else empty.
+    for, else empty; `reference_logprobs` [C] are the reference policy's under the full softmax at
+    temperature 1 where one is held, else empty. `return_` is what the advantage is made of.
     """
 
     token_ids: tuple[int, ...]
@@ -30,6 +31,7 @@ class TrainedCompletion:
     return_: float
     advantage: float
     full_logprobs: tuple[float, ...] = ()
+    reference_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,13 @@ class TrainingSample:
 
 
 def training_samples(
-    root: Node, *, num_agents: int, discount: float, mode: str, normalize: bool
+    root: Node,
+    *,
+    num_agents: int,
+    discount: float,
+    mode: str,
+    normalize: bool,
+    reference_kl_coef: float = 0.0,
 ) -> list[list[TrainingSample]]:
     """Samples of every agent, [N][nodes in pre-order].
 
@@ -65,12 +73,14 @@ def training_samples(
         discount: Weight of the next turn's mean return.
         mode: Advantage mode (advantages.AdvantageMode).
         normalize: Whether advantages are normalised.
+        reference_kl_coef: Weight of the reference KL in the returns (returns.trained_returns).
 
     Raises:
         FieldError: A node is not one of `num_agents` agents, or holds more than one prompt per
             agent, or a completion's token ids, log-probabilities and kept sizes differ in length.
     """
     returns = tree_returns(root, discount)
+    settings = _Settings(mode, normalize, reference_kl_coef)
     samples: list[list[TrainingSample]] = [[] for _ in range(num_agents)]
     for node in root.walk():
         if len(node.prompts) != num_agents or len(node.completions) != num_agents:
@@ -80,17 +90,24 @@ def training_samples(
                 f"{num_agents} of each (num_agents)",
             )
         for agent in range(num_agents):
-            joint_returns = returns[node.path]
-            samples[agent].append(_sample(node, joint_returns, agent, mode, normalize))
+            samples[agent].append(_sample(node, returns[node.path], agent, settings))
     return samples
 
 
+@dataclass(frozen=True)
+class _Settings:
+    mode: str
+    normalize: bool
+    reference_kl_coef: float
+
+
 def _sample(
-    node: Node, joint_returns: Sequence[float | None], agent: int, mode: str, normalize: bool
+    node: Node, joint_returns: Sequence[float | None], agent: int, settings: _Settings
 ) -> TrainingSample:
     _check_completions(node, agent)
-    returns = completion_returns(node, joint_returns, agent)
-    group = group_advantages(returns, mode, normalize)
+    returns = trained_returns(node, joint_returns, agent, settings.reference_kl_coef)
+    group = group_advantages(returns, settings.mode, settings.normalize)
+    references = node.references[agent] if node.references else ()
     completions = tuple(
         TrainedCompletion(
             token_ids=completion.token_ids,
@@ -99,9 +116,10 @@ def _sample(
             full_logprobs=completion.full_logprobs,
             return_=return_,
             advantage=advantage,
+            reference_logprobs=references[g].logprobs if references else (),
         )
-        for completion, return_, advantage in zip(
-            node.completions[agent], returns, group.values, strict=True
+        for g, (completion, return_, advantage) in enumerate(
+            zip(node.completions[agent], returns, group.values, strict=True)
         )
         if return_ is not None and advantage is not None
     )

@@ -49,6 +49,18 @@ class AgentPrompt:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class ReferenceTerm:
+    """What the reference policy says of a completion of C tokens (`antiphon.learner.reference`).
+
+    `kl` is the k3 estimate summed over its tokens, `logprobs` [C] the reference's own, under the
+    full softmax at temperature 1.
+    """
+
+    kl: float
+    logprobs: tuple[float, ...]
+
+
 @dataclass
 class Branch:
     """One joint action of a node.
@@ -76,7 +88,8 @@ class Node:
     """One turn at one point of the tree of a task.
 
     `path` holds the joint action taken at each turn before (the root's is empty), `row` the row of
-    the dataset. `prompts` has shape [N], `completions` [N][G].
+    the dataset. `prompts` has shape [N], `completions` [N][G], and `references` too where a
+    reference policy is held, else it is empty.
     """
 
     task: Task
@@ -86,6 +99,7 @@ class Node:
     prompts: tuple[AgentPrompt, ...]
     completions: tuple[tuple[Completion, ...], ...] = ()
     branches: list[Branch] = field(default_factory=list)
+    references: tuple[tuple[ReferenceTerm, ...], ...] = ()
 
     @property
     def mean_reward(self) -> float | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from antiphon.learner.samples import TrainingSample
 
 if TYPE_CHECKING:
     from antiphon.learner.policy import StepStats
+
+T = TypeVar("T")
 
 
 class Steps(Protocol):
@@ -80,6 +82,12 @@ class Updates:
         async with task_group() as group:
             tasks = [group.create_task(update(agent)) for agent in range(len(self._policies))]
         return [task.result() for task in tasks]
+
+    async def each(self, function: Callable[[int], T]) -> list[T]:
+        """Run a function of a policy's number for every policy, on the threads of the updates."""
+        loop = asyncio.get_running_loop()
+        calls = [loop.run_in_executor(self._pool, function, p) for p in range(len(self._policies))]
+        return list(await asyncio.gather(*calls))
 
     def close(self) -> None:
         """Wait for the update under way and end the threads."""

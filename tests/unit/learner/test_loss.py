@@ -100,7 +100,21 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
     assert whole.clipped == 2
     assert whole.gap_sum == pytest.approx(math.log(1.5) + math.log(2.0))
     assert whole.gap_max == pytest.approx(math.log(2.0))
-    assert whole.logprob_sum == pytest.approx(-3.0 + math.log(0.75), abs=1e-6)
+    assert whole.truncated == 0
+
+
+def test_a_stale_ratio_is_truncated_at_its_cap_before_the_clip() -> None:
+    """Off-policy: rho becomes rho * stopgrad(min(1, c / rho)), so value and gradient stop at c."""
+    ratios, advantages = [3.0, 1.1, 0.5, 3.0], [-1.0, -1.0, 1.0, 1.0]
+    loss, gradient, stats = loss_of(ratios, advantages, ratio_cap=2.0)
+    # A < 0 above the clip is not bounded by it: 2 where 3 was; A > 0 is clipped at 1.2 first.
+    assert loss == pytest.approx(2.0 + 1.1 - 0.5 - 1.2)
+    assert gradient == pytest.approx([2.0, 1.1, -0.5, 0.0])
+    assert (stats.truncated, stats.clipped) == (2, 1)
+    assert stats.ratio_max == pytest.approx(3.0)  # what is told is the ratio as it was
+    uncapped = loss_of(ratios, advantages)
+    assert uncapped[1] == pytest.approx([3.0, 1.1, -0.5, 0.0])
+    assert uncapped[2].truncated == 0
 
 
 # Two nodes: completions of 2 and 4 tokens; of 1, 3 and 2 tokens.

@@ -265,8 +265,101 @@ def test_statistics_tell_how_far_engine_and_learner_are_apart() -> None:
     assert stats.ratio_mean == pytest.approx(math.exp(0.5), rel=1e-4)
     assert stats.logprob_gap_mean == pytest.approx(0.5, abs=1e-4)
     assert stats.clip_fraction == pytest.approx(4 / 12)  # the tokens with A > 0: 3 and 1
-    logprobs = [p + 0.5 for s in (first, second) for c in s.completions for p in c.logprobs]
-    assert stats.entropy == pytest.approx(-sum(logprobs) / 12, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kept", "support"), [(5, "sampled"), (VOCABULARY, "sampled"), (5, "full")]
+)
+def test_entropy_is_that_of_the_distribution_at_the_completion_positions(
+    kept: int, support: str
+) -> None:
+    """Exact: -sum p log p over the kept tokens (all of them for the full support)."""
+    model = rounded(make_model())
+    nodes = minibatch(model, kept=kept)
+    wanted = []
+    for node in nodes:
+        for completion in node.completions:
+            ids = [*node.prompt_token_ids, *completion.token_ids]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0].double() / 0.6
+            for c, token in enumerate(completion.token_ids):
+                row = logits[len(node.prompt_token_ids) + c - 1]
+                best = row.argsort(descending=True)[
+                    : kept if support == "sampled" else None
+                ].tolist()
+                if token not in best:
+                    best[-1] = token
+                p = row[best].softmax(0)
+                wanted.append(-(p * p.log()).sum().item())
+    if support == "full":
+        nodes = [
+            replace(
+                n, completions=tuple(replace(c, full_logprobs=c.logprobs) for c in n.completions)
+            )
+            for n in nodes
+        ]
+    stats = Policy(0, model, replace(SETTINGS, logprob_support=support)).step(nodes)
+    assert len(wanted) == 12
+    assert stats.entropy == pytest.approx(sum(wanted) / 12, abs=1e-5)
+
+
+def with_reference(nodes: Sequence[TrainingSample], model: nn.Module) -> list[TrainingSample]:
+    """The nodes with what a reference says of their tokens, full softmax at temperature 1."""
+    with torch.no_grad():
+        return [
+            replace(
+                node,
+                completions=tuple(
+                    replace(
+                        c,
+                        reference_logprobs=tuple(
+                            row_logprobs(
+                                model, node.prompt_token_ids, c.token_ids, VOCABULARY, 1.0
+                            ).tolist()
+                        ),
+                    )
+                    for c in node.completions
+                ),
+            )
+            for node in nodes
+        ]
+
+
+@pytest.mark.parametrize("normalization", ["sequence", "token", "constant"])
+def test_a_reference_kl_in_the_loss_equals_the_equations(normalization: str) -> None:
+    """beta * sum_t w_t k3_t with gradient, weights of the loss; dead nodes have no part in it."""
+    model, beta = make_model(), 0.5
+    nodes = with_reference(minibatch(model, kept=5), make_model(seed=1))
+    start = copy.deepcopy(model)
+    kl = torch.zeros(())
+    tokens = sum(len(c.token_ids) for n in nodes for c in n.completions)
+    for node in nodes:
+        for completion in node.completions:
+            now = row_logprobs(start, node.prompt_token_ids, completion.token_ids, VOCABULARY, 1.0)
+            ratio = (torch.tensor(completion.reference_logprobs) - now).exp()
+            divisor = {"sequence": len(node.completions) * 2, "token": tokens, "constant": 5 * 8}
+            kl = kl + (ratio - ratio.log() - 1).sum() / divisor[normalization]
+    names, parameters = zip(*start.named_parameters(), strict=True)
+    of_kl = dict(zip(names, torch.autograd.grad(beta * kl, parameters), strict=True))
+    of_loss = reference_gradient(start, nodes, kept=5, weights=normalization)
+    dead = [replace(nodes[0], dead=True)]
+    settings = replace(SETTINGS, loss_normalization=normalization, reference_kl_coef=beta)
+    stats = Policy(0, model, settings, wire_dtype=F32).step(nodes + dead)
+    assert stats.reference_kl_loss == pytest.approx(beta * kl.item(), rel=1e-4)
+    plain = Policy(
+        0, copy.deepcopy(start), replace(settings, reference_kl_coef=0.0), wire_dtype=F32
+    ).step(nodes)
+    assert stats.loss == pytest.approx(plain.loss + beta * kl.item(), rel=1e-4)
+    norm = math.sqrt(sum((of_kl[n] + of_loss[n]).double().pow(2).sum().item() for n in names))
+    assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert abs(plain.grad_norm - norm) > 1e-2 * norm
+
+
+def test_a_reference_kl_in_the_loss_needs_what_the_reference_said() -> None:
+    model = make_model()
+    policy = Policy(0, model, replace(SETTINGS, reference_kl_coef=0.1))
+    with pytest.raises(FieldError, match=r"reference_logprobs: got none"):
+        policy.step(minibatch(model))
 
 
 def test_forced_tokens_are_counted() -> None:

@@ -5,7 +5,8 @@ import math
 import pytest
 from tests.support.trees import make_node
 
-from antiphon.learner.returns import completion_returns, tree_returns
+from antiphon.learner.returns import completion_returns, trained_returns, tree_returns
+from antiphon.learner.tree import Node, ReferenceTerm
 
 
 def test_return_is_the_reward_plus_the_discounted_mean_of_the_childs_returns() -> None:
@@ -67,3 +68,31 @@ def test_cross_children_count_with_the_mean_of_their_joint_actions() -> None:
     child = make_node([1.0, 2.0, 3.0, 10.0], num_generations=2, mode="cross", path=(3,))
     root = make_node([0.0, 0.0, 0.0, 0.5], num_generations=2, mode="cross", children={3: child})
     assert tree_returns(root, 0.5)[()] == [0.0, 0.0, 0.0, 2.5]
+
+
+def with_kl(node: Node, kls: list[list[float]]) -> Node:
+    node.references = tuple(tuple(ReferenceTerm(kl, ()) for kl in agent) for agent in kls)
+    return node
+
+
+def test_a_reference_kl_is_taken_off_after_the_cross_mean_of_its_own_agent() -> None:
+    node = make_node([1.0, 2.0, 4.0, 8.0], num_generations=2, mode="cross")
+    with_kl(node, [[0.5, 2.0], [1.0, 0.0]])
+    joint = tree_returns(node, 1.0)[()]
+    assert trained_returns(node, joint, 0, 0.1) == pytest.approx([1.5 - 0.05, 6.0 - 0.2])
+    assert trained_returns(node, joint, 1, 0.1) == pytest.approx([2.5 - 0.1, 5.0])
+    assert trained_returns(node, joint, 0, 0.0) == [1.5, 6.0]
+
+
+def test_a_reference_kl_never_reaches_an_earlier_turn_nor_the_joint_returns() -> None:
+    child = with_kl(make_node([1.0, 3.0], path=(0,)), [[50.0, 70.0], [0.0, 0.0]])
+    root = with_kl(make_node([10.0, 20.0], children={0: child}), [[1.0, 2.0], [0.0, 0.0]])
+    returns = tree_returns(root, 0.5)
+    assert returns == {(): [11.0, 20.0], (0,): [1.0, 3.0]}
+    assert trained_returns(root, returns[()], 0, 2.0) == [9.0, 16.0]
+    assert trained_returns(child, returns[(0,)], 0, 2.0) == [-99.0, -137.0]
+
+
+def test_a_missing_return_stays_missing_whatever_its_kl() -> None:
+    node = with_kl(make_node([1.0, None]), [[0.5, 0.5], [0.5, 0.5]])
+    assert trained_returns(node, [1.0, None], 0, 1.0) == [0.5, None]

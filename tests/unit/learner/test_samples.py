@@ -7,7 +7,7 @@ from tests.support.trees import make_completion, make_node
 
 from antiphon.clients.types import FieldError
 from antiphon.learner.samples import training_samples
-from antiphon.learner.tree import AgentPrompt, Node
+from antiphon.learner.tree import AgentPrompt, Node, ReferenceTerm
 
 
 def samples_of(root: Node, num_agents: int = 2, mode: str = "mean") -> list:
@@ -126,3 +126,19 @@ def test_lengths_that_do_not_fit_are_refused(change: dict, field: str) -> None:
     node.completions = ((first, replace(second, **change)),)
     with pytest.raises(FieldError, match=rf"completions\[0\]\[1\].{field}"):
         samples_of(node, 1)
+
+
+def test_a_reference_kl_moves_the_advantages_and_not_the_means_that_are_told() -> None:
+    node = make_node([1.0, 1.0])
+    node.references = tuple(
+        (ReferenceTerm(kl, (-0.5, -0.25)), ReferenceTerm(0.0, (-1.0, -2.0))) for kl in (2.0, 0.0)
+    )
+    first, second = training_samples(
+        node, num_agents=2, discount=1.0, mode="mean", normalize=False, reference_kl_coef=0.5
+    )
+    # Agent 0: returns 1 - 0.5 * 2 = 0 and 1. Agent 1: 1 and 1, as its answers stayed.
+    assert [c.return_ for c in first[0].completions] == [0.0, 1.0]
+    assert [c.advantage for c in first[0].completions] == [-0.5, 0.5]
+    assert (first[0].dead, second[0].dead) == (False, True)
+    assert (first[0].mean_reward, first[0].mean_return) == (1.0, 1.0)
+    assert [c.reference_logprobs for c in first[0].completions] == [(-0.5, -0.25), (-1.0, -2.0)]

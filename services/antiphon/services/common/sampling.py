@@ -46,10 +46,15 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities [...] of given tokens, and whether each had to be `forced` into its set."""
+    """What a model says of given tokens, all of shape [...].
+
+    `forced` says whether a token had to be put into its set; `entropy` is that of the distribution
+    that the token was drawn from, -sum(p log p) over the set, without gradient.
+    """
 
     logprobs: Tensor
     forced: Tensor
+    entropy: Tensor
 
 
 def seeds_tensor(seeds: list[int]) -> Tensor:
@@ -202,22 +207,24 @@ def token_logprobs(
         temperature = 1.0  # A set of one token has log-probability 0 at any temperature.
     logprobs = torch.zeros(ids.shape, dtype=torch.float32, device=logits.device)
     forced = torch.zeros(ids.shape, dtype=torch.bool, device=logits.device)
+    entropies = torch.zeros_like(logprobs)
     whole = kept >= size
     if bool(whole.any()):
         rows = whole.nonzero().squeeze(-1)
         logprobs = logprobs.index_put((rows,), full_logprobs(flat[rows], ids[rows], temperature))
+        entropies[rows] = entropy(flat[rows].detach(), temperature)
     if not bool(whole.all()):
         rows = (~whole).nonzero().squeeze(-1)
         part = flat if rows.shape[0] == flat.shape[0] else flat[rows]
-        values, out = _within_kept(part, ids[rows], kept[rows], temperature)
+        values, out, spread = _within_kept(part, ids[rows], kept[rows], temperature)
         logprobs = logprobs.index_put((rows,), values)
-        forced[rows] = out
-    return TokenLogprobs(logprobs.reshape(shape), forced.reshape(shape))
+        forced[rows], entropies[rows] = out, spread
+    return TokenLogprobs(logprobs.reshape(shape), forced.reshape(shape), entropies.reshape(shape))
 
 
 def _within_kept(
     logits: Tensor, ids: Tensor, kept: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`token_logprobs` for rows [M, V] that keep less than the vocabulary."""
     with torch.no_grad():
         largest, order = logits.topk(int(kept.max()), dim=-1)
@@ -234,7 +241,9 @@ def _within_kept(
     kept_values = (logits.gather(-1, order).float() - peak) / temperature
     log_total = kept_values.masked_fill(outside, -torch.inf).logsumexp(dim=-1)
     sampled_value = (logits.gather(-1, ids[:, None]).float() - peak).squeeze(-1) / temperature
-    return sampled_value - log_total, forced
+    with torch.no_grad():
+        spread = entropy(kept_values.detach().masked_fill(outside, -torch.inf), 1.0)
+    return sampled_value - log_total, forced, spread
 
 
 def full_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
@@ -244,3 +253,20 @@ def full_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """
     scaled = scale(logits, temperature)
     return scaled.gather(-1, ids[..., None]).squeeze(-1) - scaled.logsumexp(dim=-1)
+
+
+_ENTROPY_ROWS = 256
+
+
+@torch.no_grad()
+def entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Entropy [...] of the softmax of `logits` [..., V] / temperature, -sum(p log p), in nats.
+
+    A token with logit -inf is not in the distribution. Computed some rows at a time, so that what
+    is held besides the logits stays small.
+    """
+    parts = []
+    for part in torch.split(logits.reshape(-1, logits.shape[-1]), _ENTROPY_ROWS):
+        logprobs = scale(part, temperature).log_softmax(dim=-1)
+        parts.append(torch.special.entr(logprobs.exp()).sum(dim=-1))
+    return torch.cat(parts).reshape(logits.shape[:-1])

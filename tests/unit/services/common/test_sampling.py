@@ -208,6 +208,18 @@ def test_token_logprobs_keep_the_shape_and_mix_whole_and_partial_sets() -> None:
     torch.testing.assert_close(whole, by_hand)
 
 
+def test_entropy_is_that_of_the_kept_set() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0), -9.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    got = token_logprobs(logits, torch.tensor([0, 2]), torch.tensor([2, 3]), 1.0)
+    by_hand = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    assert got.entropy.tolist() == pytest.approx([by_hand, math.log(3)], abs=1e-6)
+    assert not got.entropy.requires_grad
+    # At temperature 0.5 the odds are 9 to 1; a set of one token has none.
+    colder = token_logprobs(logits, torch.tensor([0, 2]), torch.tensor([2, 1]), 0.5)
+    by_hand = 0.1 * math.log(10) + 0.9 * math.log(10 / 9)
+    assert colder.entropy.tolist() == pytest.approx([by_hand, 0.0], abs=1e-6)
+
+
 def test_full_logprobs_come_at_the_sampling_temperature_and_at_one() -> None:
     torch.manual_seed(3)
     logits = torch.randn(5, 12)
