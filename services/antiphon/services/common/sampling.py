@@ -93,6 +93,8 @@ def sample(
 ) -> SampledTokens:
     """Draws one token per row by inverting the cumulative distribution at `uniforms`.
 
+    A row whose largest logit is not finite gets a log-probability that is not finite.
+
     Args:
         logits: [B, V].
         parameters: Temperature 0 takes the likeliest token and ignores the uniform numbers.
@@ -101,10 +103,10 @@ def sample(
     """
     logits = logits.float()
     if parameters.temperature == 0:
-        ids = logits.argmax(dim=-1)
-        drawn = SampledTokens(ids, torch.zeros_like(ids, dtype=torch.float32), torch.ones_like(ids))
+        largest, ids = logits.max(dim=-1)
+        drawn = SampledTokens(ids, largest - largest, torch.ones_like(ids))
     else:
-        drawn = _draw(scale(logits, parameters.temperature), parameters, uniforms)
+        drawn = _draw(logits, parameters, uniforms)
     if not full:
         return drawn
     greedy = parameters.temperature == 0
@@ -117,34 +119,37 @@ def sample(
     )
 
 
-def _draw(scaled: Tensor, parameters: SamplingParameters, uniforms: Tensor) -> SampledTokens:
-    size = scaled.shape[-1]
+def _draw(logits: Tensor, parameters: SamplingParameters, uniforms: Tensor) -> SampledTokens:
+    size, temperature = logits.shape[-1], parameters.temperature
     top_k = size if parameters.top_k is None else min(parameters.top_k, size)
     top_p = 1.0 if parameters.top_p is None else parameters.top_p
     if top_k == size and top_p >= 1.0:
+        scaled = scale(logits, temperature)
         log_total = scaled.logsumexp(dim=-1, keepdim=True)
-        at = _invert((scaled - log_total).double().exp(), uniforms)
+        at = _invert((scaled - log_total).exp(), uniforms)
         logprobs = (scaled.gather(-1, at) - log_total).squeeze(-1)
         ids = at.squeeze(-1)
         return SampledTokens(ids, logprobs, torch.full_like(ids, size))
     if top_k < size:
-        values, order = _likeliest(scaled, top_k)
+        # Scaling the few that are kept spares two passes over the vocabulary.
+        values, order = _likeliest(logits, top_k)
+        values = (values - values[:, :1]) / temperature
         kept_sizes = _nucleus_sizes(values, values.logsumexp(dim=-1, keepdim=True), top_p)
     else:
-        values, order, kept_sizes = _nucleus(scaled, top_p)
+        values, order, kept_sizes = _nucleus(scale(logits, temperature), top_p)
     outside = torch.arange(values.shape[-1], device=values.device) >= kept_sizes[:, None]
     values = values.masked_fill(outside, -torch.inf)
     log_total = values.logsumexp(dim=-1, keepdim=True)
-    at = _invert((values - log_total).double().exp(), uniforms)
+    at = _invert((values - log_total).exp(), uniforms)
     at = torch.minimum(at, kept_sizes[:, None] - 1)
     logprobs = (values.gather(-1, at) - log_total).squeeze(-1)
     return SampledTokens(order.gather(-1, at).squeeze(-1), logprobs, kept_sizes)
 
 
-def _likeliest(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row, descending, lower id first among equals."""
-    order = scaled.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
-    values, within = scaled.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    order = logits.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, within = logits.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, order.gather(-1, within)
 
 
@@ -166,12 +171,12 @@ def _nucleus(scaled: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
         reached = (values - log_total).double().exp().sum(dim=-1) >= top_p
         if count == size or bool(reached.all()):
             return values, order, _nucleus_sizes(values, log_total, top_p)
-        count = min(4 * count, size)
+        count = min(8 * count, size)
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Index [B, 1] of the first token whose cumulative probability exceeds the uniform number."""
-    cumulative = probabilities.cumsum(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     targets = uniforms[:, None].to(cumulative.device) * cumulative[:, -1:]
     at = torch.searchsorted(cumulative, targets, right=True)
     return at.clamp(max=probabilities.shape[-1] - 1)

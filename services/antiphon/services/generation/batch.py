@@ -111,7 +111,7 @@ class Batch:
         position = len(self.rows[0].token_ids)
         uniforms = uniform(self._seeds, torch.full_like(self._seeds, position))
         drawn = sample(self._logits, self._sampling, uniforms, full=self._full)
-        if not bool(torch.isfinite(self._logits.amax(dim=-1)).all()):
+        if not bool(torch.isfinite(drawn.logprobs).all()):
             raise FloatingPointError("the model's logits are not finite; push sound weights")
         for row, token, logprob, kept in zip(
             self.rows,
