@@ -21,6 +21,7 @@ AdvantageMode = Literal["mean", "rloo", "max", "raw"]
 LossNormalization = Literal["sequence", "token", "constant"]
 LogprobSupport = Literal["sampled", "full"]
 ScoreFailure = Literal["stop", "missing"]
+TrackerName = Literal["wandb", "tensorboard", "trackio"]
 
 
 def _none_word(value: object) -> object:
@@ -124,6 +125,9 @@ class MAGRPOConfig(BaseModel):
     """Where reference models would be held; not offered by this version."""
 
     # Beside CoMLRL's: the update.
+    trackers: tuple[TrackerName, ...] = ()
+    """Where the metrics are told besides `metrics.jsonl`: ``"wandb"``, ``"tensorboard"``,
+    ``"trackio"``; each needs the extra of its name."""
     keep_rollouts_every: int = Field(default=1, ge=0)
     """The tree of every so-many-th prompt is kept in the run folder; 0 keeps none."""
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,6 +22,8 @@ from antiphon.learner.run_setup import RunSetup, save_agent
 from antiphon.learner.service import SERVICE_NAME, LearnerServicer
 from antiphon.learner.signals import RunSignals
 from antiphon.learner.status import RunStatus
+from antiphon.learner.trackers.base import TrackedRun, Tracker
+from antiphon.learner.trackers.opening import open_trackers
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.main_thread import MainThread
 from antiphon.services.common.server import Server
@@ -58,6 +61,7 @@ class _Launch:
         self._folder = folder
         self._main_thread = main_thread
         self._local: LocalServices | None = None
+        self._trackers: list[Tracker] = []
 
     def kill_children(self) -> None:
         """End the children at once."""
@@ -110,12 +114,15 @@ class _Launch:
             raise
         finally:
             self._record.finish(state, error)
+            for tracker in self._trackers:
+                await asyncio.to_thread(tracker.finish, state, error)
             self._status.change(state, error)
             self._events.close()
         return state
 
     async def _train(self, context: RunContext) -> None:
         """Start services, train, end services; the policies hand their models back."""
+        await context.control.unless_stopped(self._open_trackers())
         host = Host(self._main_thread, self._tell_hung)
         local = self._local = LocalServices(self._setup, self._folder.path, host)
         async with local.running(), AsyncExitStack() as stack:
@@ -125,6 +132,28 @@ class _Launch:
                 watching = group.create_task(local.watch())
                 await run.train()
                 watching.cancel()
+
+    async def _open_trackers(self) -> None:
+        """They may wait for a network, so a thread opens them."""
+        config = json.loads((self._folder.path / "config.json").read_text())
+        run = TrackedRun(
+            run_id=self._folder.run_id,
+            name=self._folder.path.name,
+            folder=self._folder.path,
+            # The settings of training come first, by their own names, as in CoMLRL.
+            config={**config.pop("magrpo"), **config},
+            resumed=self._folder.incarnation > 0,
+            joint_actions=self._record.joint_actions,
+        )
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(self._status.note, text)
+
+        self._trackers = await asyncio.to_thread(
+            open_trackers, self._setup.trackers, run, self._setup.wandb, tell
+        )
+        self._record.track(self._trackers)
 
     def _save_models(self) -> None:
         for number, agent in enumerate(self._setup.agents):

@@ -1,8 +1,8 @@
 """The record of a run, told once at the end of each stage.
 
 It writes the run folder (metrics, rollouts, summary) and passes the same figures on to Prometheus,
-to the progress display and to whoever watches. Per rollout batch it is told, in this order:
-`rolled_out`, `updated`, `published`, `batch_done`; at the end of the run `finish`.
+to trackers, to the progress display and to whoever watches. Per rollout batch it is told, in this
+order: `rolled_out`, `updated`, `published`, `batch_done`; at the end of the run `finish`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from antiphon.learner.metric_rows import (
 from antiphon.learner.metrics import LearnerMetrics
 from antiphon.learner.progress import Progress, Silent, Snapshot, TurnSnapshot
 from antiphon.learner.rollout_log import RolloutLog
-from antiphon.learner.run_folder import RunFolder, append_lines
+from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.summary import EpochTurn, Summary, summary_json, summary_markdown
+from antiphon.learner.trackers.base import MetricsRow, Tracker
+from antiphon.learner.trackers.jsonl import JsonlTracker
 from antiphon.learner.tree import Node
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class RunRecord:
         self._on_metrics = on_metrics
         self._now = now
         self._rollouts = RolloutLog(folder.rollouts_folder)
+        self._trackers: list[Tracker] = [JsonlTracker(folder.metrics_file)]
         self.start_time = now()
         self.epoch = 0
         self.prompts_done = 0
@@ -99,6 +102,10 @@ class RunRecord:
         self._optimizer_steps = [0] * num_agents
         if metrics is not None:
             metrics.begin(config, num_agents, prompts_total)
+
+    def track(self, trackers: Sequence[Tracker]) -> None:
+        """Tell these the rows of the metrics too; whoever opened them finishes them."""
+        self._trackers += trackers
 
     def working_on(self, stage: str, *, epoch: int, prompt: str = "", turn: int = 0) -> None:
         """Show what is under way now. Nothing is written down."""
@@ -289,15 +296,16 @@ class RunRecord:
 
     def _write_row(self) -> None:
         figures = dict(sorted(self._row.take().items()))
-        row = {
-            "joint_actions": self.joint_actions,
-            "epoch": self.epoch,
-            "prompts": self.prompts_done,
-            "time": self._now(),
-            "elapsed_seconds": self._now() - self.start_time,
-            **figures,
-        }
-        append_lines(self._folder.metrics_file, [row])
+        row = MetricsRow(
+            joint_actions=self.joint_actions,
+            epoch=self.epoch,
+            prompts=self.prompts_done,
+            time=self._now(),
+            elapsed_seconds=self._now() - self.start_time,
+            figures=figures,
+        )
+        for tracker in self._trackers:
+            tracker.log(row)
         self._logged_joint_actions = self.joint_actions
         if self._on_metrics is not None:
             self._on_metrics(self.joint_actions, figures)

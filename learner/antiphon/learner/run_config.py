@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
+from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.settings import load_settings
 
@@ -160,6 +161,9 @@ class RunConfig(_Section):
     """The learner's own service."""
     credentials: CredentialSettings = Field(default_factory=CredentialSettings)
     """How to reach services."""
+    wandb: WandbConfig | None = None
+    """How the run appears in Weights & Biases; turns it on unless `magrpo.trackers` lists
+    others."""
 
     @property
     def num_agents(self) -> int:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
-from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.config import MAGRPOConfig, TrackerName
 from antiphon.learner.data import Tasks
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.progress import Progress
 from antiphon.learner.scoring import RewardProcessor
+from antiphon.learner.trackers.opening import check_installed
+from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
 
@@ -52,6 +54,7 @@ class RunSetup:
     `reward` and `transition` are the user's functions, run in this process, or where a service is.
     `threads` cores are shared out: among the services that this run starts while they generate,
     among the updates while those run. `generation_arguments` go to every service that it starts.
+    `trackers` are told the metrics, as `wandb` says.
     """
 
     config: MAGRPOConfig
@@ -66,6 +69,8 @@ class RunSetup:
     threads: int = field(default_factory=usable_cores)
     save_models: bool = False
     generation_arguments: tuple[str, ...] = ()
+    trackers: tuple[TrackerName, ...] = ()
+    wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:
         """Refuse what cannot train, before anything is started.
@@ -74,6 +79,7 @@ class RunSetup:
             FieldError: Names what is missing, contradicts or is not offered.
             UserFunctionError: A function takes other parameters than it will get.
         """
+        check_installed(self.trackers)
         _distinct_models(self.agents)
         if self.config.num_turns > 1 and self.transition is None:
             raise FieldError(

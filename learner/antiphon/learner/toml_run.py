@@ -17,10 +17,11 @@ from antiphon.learner.data import Tasks
 from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
-from antiphon.learner.progress import open_progress
+from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.run_config import AgentSettings, FunctionSettings, RunConfig
 from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import AgentSetup, RunSetup, usable_cores
+from antiphon.learner.trackers.settings import WandbConfig, trackers_of
 from antiphon.services.common.load_function import load_function
 from antiphon.services.common.models import load_model, load_tokenizer
 
@@ -70,11 +71,15 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         reward=reward,
         transition=_function_or_service(config, config.transition),
         agents=_agents(config),
-        progress=open_progress(),
+        progress=open_progress()
+        if config.wandb is None or config.wandb.shows_progress
+        else Silent(),
         reward_processor=None if processor is None else load_function(processor),
         server=config.server,
         threads=config.run.threads or usable_cores(),
         save_models=config.run.save_models,
+        trackers=trackers_of(config.magrpo.trackers, config.wandb),
+        wandb=config.wandb or WandbConfig(),
     )
 
 

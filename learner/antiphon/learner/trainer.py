@@ -25,6 +25,7 @@ from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
 from antiphon.learner.signals import require_main_thread
+from antiphon.learner.trackers.settings import WandbConfig, read_wandb_config, trackers_of
 from antiphon.services.common.function_arguments import function_name
 from antiphon.services.common.server_settings import ServerSettings
 
@@ -100,7 +101,9 @@ class MAGRPOTrainer:
             reward_processor: From a raw reward to the one trained on.
             formatters: From a row to an agent's prompt; one for all or one per agent.
             external_transition: From what was answered to the next prompt of each agent.
-            wandb_config: Not offered by this version; ``{"verbose": False}`` is heeded.
+            wandb_config: How the run appears in Weights & Biases (`WandbConfig`'s fields);
+                turns it on unless ``args.trackers`` lists others. ``{"verbose": False}`` hides
+                progress.
             eval_logger: Not offered by this version.
             eval_aggregator: Not offered by this version.
             args: The settings.
@@ -118,11 +121,10 @@ class MAGRPOTrainer:
         """
         _refuse_what_is_not_offered(
             eval_dataset=eval_dataset,
-            wandb_config=wandb_config,
             eval_logger=eval_logger,
             eval_aggregator=eval_aggregator,
         )
-        verbose = bool((wandb_config or {}).get("verbose", True))
+        wandb = read_wandb_config(wandb_config)
         self.args = MAGRPOConfig() if args is None else args
         self.model_config = dict(model_config or {})
         sources = agent_sources(agent_model, agents, num_agents, self.args)
@@ -158,10 +160,12 @@ class MAGRPOTrainer:
             prompts=prompts,
             reward=reward,
             transition=transition,
-            progress=open_progress() if verbose else Silent(),
+            progress=open_progress() if wandb is None or wandb.shows_progress else Silent(),
             reward_processor=reward_processor,
             server=server or ServerSettings.model_validate({}),
             threads=threads or usable_cores(),
+            trackers=trackers_of(self.args.trackers, wandb),
+            wandb=wandb or WandbConfig(),
         )
 
     def train(
@@ -262,7 +266,7 @@ def _endpoints(
 
 
 def _refuse_what_is_not_offered(**given: Any) -> None:
-    """Refuse evaluation and Weights & Biases by name."""
+    """Refuse evaluation by name."""
     features = {
         "eval_dataset": "evaluation",
         "eval_logger": "evaluation",
@@ -271,11 +275,3 @@ def _refuse_what_is_not_offered(**given: Any) -> None:
     for name, feature in features.items():
         if given[name] is not None:
             raise FieldError(name, "a value", f"None: this version does not offer {feature}")
-    others = sorted(set(given["wandb_config"] or {}) - {"verbose"})
-    if others:
-        raise FieldError(
-            "wandb_config",
-            f"the keys {', '.join(others)}",
-            'None or {"verbose": ...}: this version does not offer Weights & Biases; metrics are '
-            "in the run folder (metrics.jsonl) and on /metrics",
-        )

@@ -138,7 +138,7 @@ def test_a_tokenizer_without_a_pad_token_works_and_is_left_as_it_was(tmp_path: P
         ({"eval_dataset": [{"prompt": "x"}]}, "eval_dataset.*does not offer evaluation"),
         ({"eval_logger": print}, "eval_logger.*does not offer evaluation"),
         ({"eval_aggregator": print}, "eval_aggregator.*does not offer evaluation"),
-        ({"wandb_config": {"project": "p"}}, "wandb_config: got the keys project"),
+        ({"wandb_config": {"projct": "p"}}, "wandb_config.projct: got an unknown key"),
         ({"reward_func": None}, "reward_func: got nothing"),
         ({"reward_func": 3}, "reward_func: got int"),
         ({"tokenizer": None}, "tokenizer: got nothing"),
