@@ -4,9 +4,10 @@ What is sampled is what is trained: the model's weights are at every moment thos
 
     model = round(master)        to the wire's number format, nearest even
 
-computed in float32 on CPU. The float32 master weights take AdamW's step, so updates far below a
-bf16 unit in the last place add up instead of being rounded away. Where the wire is float32, master
-and model are one. A minibatch without a live node makes no step: nothing changes, bit for bit.
+computed in float32 on CPU. The float32 master weights take the optimiser's step
+(`antiphon.learner.optimizer`), so updates far below a bf16 unit in the last place add up instead of
+being rounded away. Where the wire is float32, master and model are one. A minibatch without a live
+node makes no step: nothing changes, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from antiphon.learner.logprobs import (
     support_logprobs,
 )
 from antiphon.learner.loss import RATIO_CAP, LossStats, LossTokens, policy_loss, token_weights
+from antiphon.learner.optimizer import MasterOptimizer, OptimizerSettings
+from antiphon.learner.recompute import layers_of, recomputed
 from antiphon.learner.reference import reference_kl_loss
 from antiphon.learner.samples import TrainingSample
 from antiphon.services.common import tensors
@@ -37,22 +40,19 @@ from antiphon.services.common import tensors
 MICRO_BATCH_TOKENS = 1024
 
 
-@dataclass(frozen=True)
-class PolicySettings:
-    """How a policy is trained; defaults of AdamW are torch's.
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings(OptimizerSettings):
+    """How a policy is trained.
 
     `temperature` and `max_new_tokens` are those of the sampling, `max_staleness` above 0 truncates
     ratios (loss.RATIO_CAP). `micro_batch_tokens` and `micro_batch_size` (completions) bound the
     memory of a forward and change no result but by rounding. `reference_kl_coef` is the weight of
     the reference KL as a term of the loss, 0 for none (`antiphon.learner.reference`).
+    `activation_checkpointing` computes layers again going backward (`antiphon.learner.recompute`).
     """
 
     temperature: float
     max_new_tokens: int
-    learning_rate: float = 5e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_epsilon: float = 1e-8
-    weight_decay: float = 0.01
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     importance_ratio: bool = True
@@ -62,17 +62,20 @@ class PolicySettings:
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
     micro_batch_size: int | None = None
     reference_kl_coef: float = 0.0
+    activation_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one minibatch did.
+    """What one optimiser step did.
 
-    Means and maxima are over the live nodes' tokens and 0 where there are none. `logprob_gap` is
-    |log pi_learner - log pi_engine|, `entropy` that of the distribution that the log-probabilities
-    are under (exact, in nats), `forced_tokens` those that the learner's own kept set had left out.
-    `clip_fraction` is the share of tokens whose gradient the clip took, `truncated_fraction` that
-    of tokens whose ratio was above the cap, `reference_kl_loss` what the KL adds to `loss`.
+    Means and maxima are over the live nodes' tokens and 0 where there are none. `grad_norm` is that
+    before clipping. `logprob_gap` is |log pi_learner - log pi_engine|, `entropy` that of the
+    distribution that the log-probabilities are under (exact, in nats), `forced_tokens` those that
+    the learner's own kept set had left out. `clip_fraction` is the share of tokens whose gradient
+    the clip took, `truncated_fraction` that of tokens whose ratio was above the cap,
+    `reference_kl_loss` what the KL adds to `loss`; these two are None where the settings have no
+    cap and no such term.
     """
 
     stepped: bool
@@ -81,14 +84,15 @@ class StepStats:
     tokens: int = 0
     loss: float = 0.0
     grad_norm: float = 0.0
+    learning_rate: float = 0.0
     ratio_mean: float = 0.0
     ratio_max: float = 0.0
     clip_fraction: float = 0.0
-    truncated_fraction: float = 0.0
+    truncated_fraction: float | None = None
     logprob_gap_mean: float = 0.0
     logprob_gap_max: float = 0.0
     entropy: float = 0.0
-    reference_kl_loss: float = 0.0
+    reference_kl_loss: float | None = None
     forced_tokens: int = 0
 
 
@@ -99,7 +103,6 @@ class Policy:
         agent: The agent, from 0.
         model: The module that was given, trained in place.
         wire_dtype: Number format of its weights on the wire.
-        optimizer_steps: Optimiser steps so far.
     """
 
     def __init__(
@@ -119,7 +122,6 @@ class Policy:
         self.model = model
         self.settings = settings
         self.wire_dtype = wire_dtype
-        self.optimizer_steps = 0
         self._training = {module: module.training for module in model.modules()}
         stored = model.state_dict(keep_vars=True).keys()
         self._dtypes = {n: tensor.dtype for n, tensor in _floating(model) if n in stored}
@@ -132,58 +134,65 @@ class Policy:
             )
         model.eval()
         self._to_compute_dtype()
-        self._masters = {name: self._master(p) for name, p in self._parameters.items()}
+        self._optimizer = MasterOptimizer(self._parameters, settings, wire_dtype=wire_dtype)
         # Gradients of micro-batches are added in float32.
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
-        self._optimizer = torch.optim.AdamW(
-            self._masters.values(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.adam_epsilon,
-            weight_decay=settings.weight_decay,
-            fused=all(m.device.type in ("cpu", "cuda") for m in self._masters.values()),
-        )
+        self._layers = layers_of(model) if settings.activation_checkpointing else []
 
-    def step(self, minibatch: Sequence[TrainingSample]) -> StepStats:
-        """Take one optimiser step on a minibatch of nodes, none where every node is dead.
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps so far."""
+        return self._optimizer.steps
+
+    def step(self, *minibatches: Sequence[TrainingSample]) -> StepStats:
+        """Take one optimiser step, none where every node is dead.
+
+        Args:
+            minibatches: Whose gradients are averaged (gradient accumulation), usually one. Those
+                without a live node are in no denominator.
 
         Raises:
             FloatingPointError: The gradient is not finite; weights and optimiser are unchanged.
             FieldError: A sample lacks what the settings need.
         """
-        live = [node for node in minibatch if not node.dead]
-        dead = len(minibatch) - len(live)
+        live = [[node for node in minibatch if not node.dead] for minibatch in minibatches]
+        nodes = sum(len(minibatch) for minibatch in minibatches)
+        live = [minibatch for minibatch in live if minibatch]
+        live_nodes = sum(len(minibatch) for minibatch in live)
         if not live:
-            return StepStats(stepped=False, live_nodes=0, dead_nodes=dead)
+            return StepStats(stepped=False, live_nodes=0, dead_nodes=nodes)
+        optimizer = self._optimizer
         try:
             stats, forced = self._backward(live)
-            grad_norm = self._grad_norm()
+            grad_norm = optimizer.gradient_norm()
             if not math.isfinite(grad_norm):
                 raise FloatingPointError(
                     f"agent {self.agent}, optimiser step {self.optimizer_steps + 1}: the norm of "
                     f"the gradient is {grad_norm} (loss {stats.loss}); weights are unchanged. "
                     "Check the range of the rewards and the learning rate."
                 )
-            self._optimizer.step()
+            learning_rate = optimizer.learning_rate
+            optimizer.step(grad_norm)
         finally:
-            self._drop_gradients()
-        self._publish_to_model()
-        self.optimizer_steps += 1
+            optimizer.drop_gradients()
         return StepStats(
             stepped=True,
-            live_nodes=len(live),
-            dead_nodes=dead,
+            live_nodes=live_nodes,
+            dead_nodes=nodes - live_nodes,
             tokens=stats.tokens,
             loss=stats.loss,
             grad_norm=grad_norm,
+            learning_rate=learning_rate,
             ratio_mean=stats.ratio_sum / stats.tokens,
             ratio_max=stats.ratio_max,
             clip_fraction=stats.clipped / stats.tokens,
-            truncated_fraction=stats.truncated / stats.tokens,
+            truncated_fraction=stats.truncated / stats.tokens
+            if self.settings.max_staleness > 0
+            else None,
             logprob_gap_mean=stats.gap_sum / stats.tokens,
             logprob_gap_max=stats.gap_max,
             entropy=stats.entropy_sum / stats.tokens,
-            reference_kl_loss=stats.kl_loss,
+            reference_kl_loss=stats.kl_loss if self.settings.reference_kl_coef > 0 else None,
             forced_tokens=forced,
         )
 
@@ -193,16 +202,7 @@ class Policy:
 
     def state_dict(self) -> dict[str, Any]:
         """All that bitwise continuation needs, as tensors and numbers; tensors are live."""
-        states = self._optimizer.state
-        return {
-            "optimizer_steps": self.optimizer_steps,
-            "masters": {name: master.detach() for name, master in self._masters.items()},
-            "moments": {
-                name: dict(states[master])
-                for name, master in self._masters.items()
-                if master in states
-            },
-        }
+        return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. Tensors are copied.
@@ -210,28 +210,7 @@ class Policy:
         Raises:
             FieldError: The state is of another model; nothing was changed.
         """
-        masters = state["masters"]
-        got = {name: tuple(tensor.shape) for name, tensor in masters.items()}
-        wanted = {name: tuple(tensor.shape) for name, tensor in self._masters.items()}
-        for name in sorted(got.keys() | wanted.keys()):
-            if got.get(name) != wanted.get(name):
-                raise FieldError(
-                    f"masters.{name}",
-                    f"shape {got.get(name, 'missing')}",
-                    f"shape {wanted.get(name, 'missing')}; the state is of another model, or "
-                    "other parameters require a gradient",
-                )
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                master.copy_(masters[name])
-        self._optimizer.state.clear()
-        for name, moments in state["moments"].items():
-            master = self._masters[name]
-            self._optimizer.state[master] = {
-                key: value.to(master.device, copy=True) for key, value in moments.items()
-            }
-        self.optimizer_steps = state["optimizer_steps"]
-        self._publish_to_model()
+        self._optimizer.load_state_dict(state)
 
     def restore_dtype(self) -> None:
         """Hand the model back: its own number format, its training mode, no gradients.
@@ -239,7 +218,7 @@ class Policy:
         The number format returns only where every weight survives exactly, so the model that the
         caller holds is the one that was sampled from and trained; else it stays as computed.
         """
-        self._drop_gradients()
+        self._optimizer.drop_gradients()
         named = dict(_floating(self.model))
         weights = {name: named[name] for name in self._dtypes}
         exact = all(
@@ -252,23 +231,18 @@ class Policy:
         for module, training in self._training.items():
             module.training = training
 
-    def _backward(self, live: Sequence[TrainingSample]) -> tuple[LossStats, int]:
-        """Leave the minibatch's gradient in the masters; statistics and forced tokens."""
+    def _backward(self, minibatches: Sequence[Sequence[TrainingSample]]) -> tuple[LossStats, int]:
+        """Leave the gradient of live minibatches in the masters; statistics and forced tokens."""
         settings = self.settings
-        self._drop_gradients()
-        weights = token_weights(live, settings.loss_normalization, settings.max_new_tokens)
-        rows = [
-            Row(node.prompt_token_ids, completion, weight)
-            for node, node_weights in zip(live, weights, strict=True)
-            for completion, weight in zip(node.completions, node_weights, strict=True)
-        ]
+        self._optimizer.drop_gradients()
+        rows = [row for minibatch in minibatches for row in self._rows(minibatch, len(minibatches))]
         device = next(iter(self._parameters.values())).device
         total, forced = LossStats(), 0
         for part in split_rows(
             rows, tokens=settings.micro_batch_tokens, size=settings.micro_batch_size
         ):
             batch = collate(part, settings.logprob_support, device)
-            with torch.enable_grad():
+            with torch.enable_grad(), recomputed(self._layers):
                 logits = completion_logits(self.model, batch)
                 now = support_logprobs(
                     logits,
@@ -291,41 +265,19 @@ class Policy:
                     stats = replace(stats, loss=loss.item(), kl_loss=kl.item())
                 loss.backward()  # type: ignore[no-untyped-call]
             if self._low_precision:
-                self._gather_gradients()
+                self._optimizer.gather()
             stats = replace(stats, entropy_sum=now.entropy.sum().item())
             total, forced = total + stats, forced + int(now.forced.sum().item())
-        self._gather_gradients()
+        self._optimizer.gather()
         return total, forced
 
-    def _gather_gradients(self) -> None:
-        """Add the model's gradients to the masters' in float32."""
-        for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad += parameter.grad
-            parameter.grad = None
-
-    def _drop_gradients(self) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            self._masters[name].grad = None
-
-    def _grad_norm(self) -> float:
-        grads = [master.grad for master in self._masters.values() if master.grad is not None]
-        return math.sqrt(
-            sum(torch.linalg.vector_norm(g, dtype=torch.float64).item() ** 2 for g in grads)
-        )
-
-    @torch.no_grad()
-    def _publish_to_model(self) -> None:
-        dtype = tensors.TORCH_DTYPES[self.wire_dtype]
-        for name, parameter in self._parameters.items():
-            if self._masters[name] is not parameter:
-                parameter.copy_(self._masters[name].to(dtype))
+    def _rows(self, nodes: Sequence[TrainingSample], minibatches: int) -> Iterator[Row]:
+        """A minibatch's completions, weighed as one of so many minibatches."""
+        settings = self.settings
+        weights = token_weights(nodes, settings.loss_normalization, settings.max_new_tokens)
+        for node, node_weights in zip(nodes, weights, strict=True):
+            for completion, weight in zip(node.completions, node_weights, strict=True):
+                yield Row(node.prompt_token_ids, completion, weight / minibatches)
 
     @torch.no_grad()
     def _to_compute_dtype(self) -> None:
@@ -339,10 +291,6 @@ class Policy:
                 tensor.data = derived[name].to(tensor.device)
             elif tensor.device.type == "cpu" or tensor.dtype != wire:
                 tensor.data = tensor.data.float()
-
-    def _master(self, parameter: nn.Parameter) -> Tensor:
-        shared = self.wire_dtype is TensorDtype.FLOAT32
-        return parameter if shared else parameter.detach().to(torch.float32, copy=True)
 
 
 def _floating(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.policy import Policy, PolicySettings
 from antiphon.learner.samples import TrainingSample
+from antiphon.learner.schedules import Schedule
 
 VOCABULARY = 32
 EOS = 2
@@ -151,6 +152,55 @@ def test_a_step_equals_the_equations(kept: int, normalization: str) -> None:
         wanted = adamw(reference.get_parameter(name), [gradient[name]], lr=1e-3)
         clear = gradient[name].abs() > 1e-5
         torch.testing.assert_close(p[clear], wanted[clear], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["sequence", "token", "constant"])
+def test_accumulated_minibatches_step_along_the_mean_of_their_gradients(
+    normalization: str,
+) -> None:
+    """Each minibatch is normalised by itself; one without a live node is in no denominator."""
+    model = make_model()
+    first, second = minibatch(model, shift=0.1)
+    dead = [replace(second, dead=True)]
+    each = [
+        reference_gradient(copy.deepcopy(model), [node], kept=VOCABULARY, weights=normalization)
+        for node in (first, second)
+    ]
+    mean = {name: (each[0][name] + each[1][name]) / 2 for name in each[0]}
+    settings = replace(SETTINGS, loss_normalization=normalization)
+    policy = Policy(0, model, settings, wire_dtype=F32)
+    stats = policy.step([first], dead, [second])
+    norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in mean.values()))
+    assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert (policy.optimizer_steps, stats.live_nodes, stats.dead_nodes) == (1, 2, 1)
+    for name, moments in policy.state_dict()["moments"].items():
+        torch.testing.assert_close(moments["exp_avg"], 0.1 * mean[name], atol=1e-6, rtol=1e-4)
+    alone = [Policy(0, make_model(), settings, wire_dtype=F32).step([n]) for n in (first, second)]
+    assert stats.loss == pytest.approx(sum(one.loss for one in alone) / 2, abs=1e-6)
+    assert stats.tokens == sum(one.tokens for one in alone)
+
+
+def test_a_step_clips_tells_its_rate_and_recomputes_layers_without_a_difference() -> None:
+    nodes = minibatch(make_model())
+    norm = Policy(0, make_model(), SETTINGS, wire_dtype=F32).step(nodes).grad_norm
+    settings = replace(
+        SETTINGS, max_grad_norm=norm / 4, schedule=Schedule("linear", warmup_steps=1, total_steps=9)
+    )
+    models = [make_model(), make_model()]
+    policies = [
+        Policy(0, models[0], settings, wire_dtype=F32),
+        Policy(0, models[1], replace(settings, activation_checkpointing=True), wire_dtype=F32),
+    ]
+    for step, factor in ((1, 1 / 2), (2, 1.0), (3, 7 / 8)):
+        plain, recomputing = (policy.step(nodes) for policy in policies)
+        assert recomputing == plain
+        assert plain.learning_rate == pytest.approx(1e-3 * factor)
+        if step == 1:
+            assert plain.grad_norm == pytest.approx(norm)  # that before clipping
+            moments = policies[0].state_dict()["moments"].values()
+            clipped = math.sqrt(sum((m["exp_avg"] / 0.1).pow(2).sum().item() for m in moments))
+            assert clipped == pytest.approx(norm / 4, rel=1e-4)
+    assert same(models[1], copies(models[0]))
 
 
 def test_two_steps_carry_the_moments_on() -> None:
