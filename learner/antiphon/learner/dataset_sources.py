@@ -70,7 +70,7 @@ def _csv(path: Path) -> list[Any]:
 
 
 def _parquet(path: Path) -> list[Any]:
-    from pyarrow import parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     rows: list[Any] = parquet.read_table(path).to_pylist()
     return rows
