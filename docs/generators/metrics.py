@@ -31,7 +31,7 @@ RECORD = """## The run record
 
 A line of `metrics.jsonl` is written every `logging_steps` joint actions and at the end. It holds
 the time and the counters, then the figures since the line before: means, unless their name or
-meaning says otherwise. `turn_T` and `agent_A` stand for `turn_1`, `agent_0` and so on, `STAGE`
+meaning says otherwise. What a shared policy does is told under its first agent. `turn_T` and `agent_A` stand for `turn_1`, `agent_0` and so on, `STAGE`
 for `generate`, `score`, `transition`, `update` or `push`.
 
 | name | meaning |
@@ -48,6 +48,10 @@ FIGURES = {
     "seconds/STAGE": "Seconds in which a stage was under way; stages may overlap.",
     "turn_T/reward_mean": "Mean reward of the nodes of this turn.",
     "turn_T/expected_return": "Mean return of the nodes of this turn.",
+    "turn_T/reference_kl_mean": "Reference KL of a completion (with `reference_kl_enabled`), "
+    "summed over its tokens; mean over all agents' completions that have a return.",
+    "turn_T/reference_kl_penalty_mean": "The same times `reference_kl_coef`.",
+    "agent_A/turn_T/reference_kl_mean": "The same of one agent.",
     "turn_T/nodes": "Number of nodes.",
     "turn_T/joint_actions": "Number of joint actions.",
     "turn_T/missing_rewards": "Number of joint actions without a reward.",
@@ -68,10 +72,15 @@ FIGURES = {
     "agent_A/grad_norm": "Gradient norm of an optimiser step.",
     "agent_A/ratio_mean": "Importance ratio of a token.",
     "agent_A/ratio_max": "Largest importance ratio.",
-    "agent_A/clip_fraction": "Share of tokens whose ratio is clipped.",
+    "agent_A/clip_fraction": "Share of tokens whose gradient the clip took.",
+    "agent_A/truncated_fraction": "Share of tokens whose ratio was above the cap "
+    "(with `max_staleness` above 0).",
     "agent_A/logprob_gap_mean": "Difference of log-probability between learner and engine.",
     "agent_A/logprob_gap_max": "The largest such difference.",
-    "agent_A/entropy": "Mean of -log π over the sampled tokens, an estimate.",
+    "agent_A/entropy": "Entropy of the sampling distribution at a completion's positions, exact, "
+    "in nats (of the full softmax with `logprob_support` full).",
+    "agent_A/reference_kl_loss": "What the reference KL adds to the loss "
+    '(with `reference_kl_mode` "loss").',
     "agent_A/weights_version": "Last version published.",
     "agent_A/push_bytes": "Bytes of weights sent.",
     "agent_A/push_seconds": "Seconds of publishing.",
