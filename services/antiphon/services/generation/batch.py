@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from antiphon.clients.types import FinishReason, SamplingParameters, WeightsSpan
 from antiphon.services.common.sampling import sample, seeds_tensor, uniform
+from antiphon.services.generation.cache import new_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +88,7 @@ class Batch:
         ids = torch.tensor([[0] * (length - len(p)) + list(p) for p in distinct])
         mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in distinct])
         ids, mask = ids.to(self._device), mask.to(self._device)
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache = new_cache(self._model.config)
         logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0))
         place = {prefix: i for i, prefix in enumerate(distinct)}
         spread = torch.tensor([place[prefix] for prefix in prefixes], device=self._device)
