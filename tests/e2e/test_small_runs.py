@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from tests.e2e.conftest import Served
 from tests.e2e.tiny_task import PROMPTS, as_reward_function, reward, transition
 from tests.support import run_folders
-from tests.support.models import tiny_model, tiny_tokenizer
 
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 
@@ -30,7 +30,7 @@ SMALL = MAGRPOConfig(
 
 
 def make_trainer(
-    directory: Path,
+    served: Served,
     dataset: Any,
     *,
     num_agents: int = 2,
@@ -39,20 +39,20 @@ def make_trainer(
     config: MAGRPOConfig = SMALL,
     **options: Any,
 ) -> MAGRPOTrainer:
-    tokenizer = tiny_tokenizer(directory / "tokenizer")
     return MAGRPOTrainer(
-        agents=[tiny_model(tokenizer, seed, context=context) for seed in range(num_agents)],
-        tokenizer=tokenizer,
+        agents=[served.model(seed, context=context) for seed in range(num_agents)],
+        tokenizer=served.tokenizer,
         reward_func=as_reward_function(reward, []),
         external_transition=external_transition,
         train_dataset=dataset,
         args=config,
+        generation_addresses=served.addresses[:num_agents],
         **options,
     )
 
 
 def test_an_iterable_dataset_trains_and_sparse_logging_records_every_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L22: IterableDataset works. L20: with logging_steps 50 (the default) on a run of 18 joint
     actions every turn that happened is in the record. L18: N is that of the agents given, without
@@ -64,7 +64,7 @@ def test_an_iterable_dataset_trains_and_sparse_logging_records_every_turn(
         for prompt in PROMPTS:
             yield {"prompt": prompt}
 
-    trainer = make_trainer(tmp_path, IterableDataset.from_generator(rows), num_agents=3)
+    trainer = make_trainer(served, IterableDataset.from_generator(rows), num_agents=3)
     start = [parameter.clone() for parameter in trainer.agents[2].parameters()]
     trainer.train()
 
@@ -84,37 +84,37 @@ def test_an_iterable_dataset_trains_and_sparse_logging_records_every_turn(
 
 
 def test_a_dataset_without_prompts_is_refused_at_start_with_its_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L22: the error lists the columns."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"question, answer.*'prompt'"):
-        make_trainer(tmp_path, Dataset.from_dict({"question": ["one"], "answer": ["two"]})).train()
+        make_trainer(served, Dataset.from_dict({"question": ["one"], "answer": ["two"]})).train()
 
 
 def test_a_contradicting_number_of_agents_is_refused_at_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L18: a contradiction is an error at start."""
     monkeypatch.chdir(tmp_path)
     dataset = Dataset.from_dict({"prompt": PROMPTS})
     with pytest.raises(ValueError, match=r"formatters.*2.*3|3.*2"):
         make_trainer(
-            tmp_path, dataset, num_agents=3, formatters=[lambda item: item["prompt"]] * 2
+            served, dataset, num_agents=3, formatters=[lambda item: item["prompt"]] * 2
         ).train()
 
 
 def test_a_prompt_longer_than_the_context_is_refused_at_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L12: 100 tokens for a context of 32."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"100.*32"):
-        make_trainer(tmp_path, Dataset.from_dict({"prompt": ["a " * 100]}), context=32).train()
+        make_trainer(served, Dataset.from_dict({"prompt": ["a " * 99]}), context=32).train()
 
 
 def test_a_branch_that_outgrows_the_context_ends_and_earlier_turns_still_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L12: a later prompt that leaves no room for max_new_tokens ends its branch as truncated."""
     monkeypatch.chdir(tmp_path)
@@ -122,12 +122,12 @@ def test_a_branch_that_outgrows_the_context_ends_and_earlier_turns_still_train(
 
     def growing(prompt: str, agent_completions: list[str], num_agents: int) -> list[str]:
         asked.append(agent_completions)
-        # 26 tokens and 6 new ones fill a context of 32, 27 do not.
-        length = 26 if len(asked) == 1 else 27
+        # The begin token, 25 more and 6 new ones fill a context of 32.
+        length = 25 if len(asked) == 1 else 26
         return [" ".join(["a"] * length)] * num_agents
 
     trainer = make_trainer(
-        tmp_path,
+        served,
         Dataset.from_dict({"prompt": ["a red cat"]}),
         context=32,
         external_transition=growing,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 import torch
 from tests.e2e import tiny_task
 from tests.e2e.comparison import Compared, run_and_compare
+from tests.e2e.conftest import Served
 from tests.e2e.reference import Settings, group, kept_size, mean, returns
 from tests.support import run_folders
-from tests.support.models import EOS, SECOND_END, save_model, tiny_model, tiny_tokenizer
-from tests.support.processes import Processes
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from tests.support.models import EOS, SECOND_END, tiny_model, tiny_tokenizer
+from transformers import LlamaForCausalLM
 
 # AdamW divides by the size of the gradient: where that is zero but for rounding, rounding decides
 # the step, and no two programs agree. The seeds below, and kept sets that leave out few tokens, are
@@ -136,31 +135,6 @@ def check(compared: Compared) -> None:
     check_steps(compared)
     check_sampling(compared)
     check_weights(compared)
-
-
-@dataclass
-class Served:
-    """Three generation services that take any run, for models with a head of their own."""
-
-    tokenizer: PreTrainedTokenizerFast
-    addresses: list[str]
-
-    def model(self, seed: int) -> LlamaForCausalLM:
-        return tiny_model(self.tokenizer, seed, tie=False, two_ends=True)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Tokenizer without a pad token, with a begin token; two end tokens."""
-    folder = tmp_path_factory.mktemp("served")
-    tokenizer = tiny_tokenizer(folder, pad=False, add_bos=True)
-    served = Served(tokenizer, [])
-    save_model(folder, served.model(0), tokenizer)
-    options = ("generation", "--model", str(folder), "--no-weights", "--run-lease", "0")
-    with Processes(folder) as processes:
-        started = [processes.serve(f"agent_{agent}", *options) for agent in range(3)]
-        served.addresses = [service.address() for service in started]
-        yield served
 
 
 def test_a_two_turn_run_that_starts_its_services_equals_the_reference(
