@@ -191,7 +191,7 @@ class Assembly:
             for agent in range(self._setup.num_agents)
         ]
         updates = Updates(buffers, policies, threads=self._setup.threads)
-        self._stack.callback(updates.close)
+        self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates
 
     async def _rollout(self, agents: Sequence[Agent]) -> Rollout:

@@ -79,7 +79,7 @@ class _Launch:
             models=names,
             prompts_total=setup.prompts_total,
             metrics=learner_metrics(),
-            progress=setup.progress,
+            progress=setup.open_progress(),
             on_metrics=lambda count, row: self._status.tell_metrics(count, dict(row)),
         )
         self._status = RunStatus(
@@ -181,6 +181,8 @@ class _Launch:
         try:
             self._status.note(f"run folder: {folder}")
             self._status.note(f"watch it: antiphon watch {server.address}")
+            if server.metrics_address:
+                self._status.note(f"metrics: http://{server.metrics_address}/metrics")
             yield
         finally:
             await server.stop()

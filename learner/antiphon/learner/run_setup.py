@@ -52,8 +52,9 @@ class RunSetup:
     """A run that is ready to start.
 
     `reward` and `transition` are the user's functions, run in this process, or where a service is.
-    `threads` cores are shared out: among the services that this run starts while they generate,
-    among the updates while those run. `generation_arguments` go to every service that it starts.
+    `open_progress` opens the display when the run starts. `threads` cores are shared out: among the
+    services that this run starts while they generate, among the updates while those run.
+    `generation_arguments` go to every service that it starts.
     `trackers` are told the metrics, as `wandb` says.
     """
 
@@ -63,7 +64,7 @@ class RunSetup:
     prompts: Prompts
     reward: UserFunction | Endpoint
     transition: UserFunction | Endpoint | None
-    progress: Progress
+    open_progress: Callable[[], Progress]
     reward_processor: RewardProcessor | None = None
     server: ServerSettings = field(default_factory=lambda: ServerSettings.model_validate({}))
     threads: int = field(default_factory=usable_cores)

@@ -71,9 +71,9 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         reward=reward,
         transition=_function_or_service(config, config.transition),
         agents=_agents(config),
-        progress=open_progress()
+        open_progress=open_progress
         if config.wandb is None or config.wandb.shows_progress
-        else Silent(),
+        else Silent,
         reward_processor=None if processor is None else load_function(processor),
         server=config.server,
         threads=config.run.threads or usable_cores(),

@@ -160,7 +160,7 @@ class MAGRPOTrainer:
             prompts=prompts,
             reward=reward,
             transition=transition,
-            progress=open_progress() if wandb is None or wandb.shows_progress else Silent(),
+            open_progress=open_progress if wandb is None or wandb.shows_progress else Silent,
             reward_processor=reward_processor,
             server=server or ServerSettings.model_validate({}),
             threads=threads or usable_cores(),
