@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -38,6 +36,7 @@ from antiphon.services.generation.batch import Batch, Row
 from antiphon.services.generation.codec import Codec
 from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
 from antiphon.services.generation.engine_thread import EngineThread
+from antiphon.services.generation.jobs import Generation, Swap
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 
 if TYPE_CHECKING:
@@ -46,74 +45,6 @@ if TYPE_CHECKING:
 OnSwap = Literal["finish", "continue"]
 
 _STOP_SECONDS = 2.0
-
-
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: object
-) -> None:
-    """Calls a function in the event loop; where that has closed, nobody waits any more."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, argument)
-
-
-class _Generation:
-    """A request on its way through the engine's thread; answers arrive in `events`."""
-
-    def __init__(self, engine: TransformersEngine, request: EngineRequest) -> None:
-        self.request = request
-        self.cancelled = threading.Event()
-        self.events: asyncio.Queue[Completion | BaseException | None] = asyncio.Queue()
-        self.submitted = time.perf_counter()
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-
-    def run(self) -> None:
-        """Decodes all batches of the request."""
-        self._engine.run_generation(self)
-        self.post(None)
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the request with an error."""
-        self.post(error)
-
-    def post(self, event: Completion | BaseException | None) -> None:
-        """Hands a completion, an error or the end to the event loop."""
-        _call_soon(self._loop, self.events.put_nowait, event)
-
-
-class _Swap:
-    """New weights on their way into the model; `done` resolves to the pause in seconds."""
-
-    def __init__(
-        self, engine: TransformersEngine, tensors: Sequence[PushedTensor], loaded: LoadedWeights
-    ) -> None:
-        self.tensors = tensors
-        self.loaded = loaded
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[float] = self._loop.create_future()
-
-    def run(self) -> None:
-        """Swaps, with no batch under way."""
-        began = time.perf_counter()
-        self._engine.swap(self)
-        self.succeed(time.perf_counter() - began)
-
-    def succeed(self, pause_seconds: float) -> None:
-        """Tells whoever waits that the weights sample now."""
-        _call_soon(self._loop, self._resolve, pause_seconds)
-
-    def fail(self, error: BaseException) -> None:
-        """Tells whoever waits that the swap failed."""
-        _call_soon(self._loop, self._resolve, error)
-
-    def _resolve(self, outcome: float | BaseException) -> None:
-        if self.done.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.done.set_exception(outcome)
-        else:
-            self.done.set_result(outcome)
 
 
 class TransformersEngine:
@@ -204,7 +135,7 @@ class TransformersEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
         """Yields completions as they end; closing the generator frees the request's rows."""
-        job = _Generation(self, request)
+        job = Generation(request, self._run_generation)
         self._thread.put(job)
         result = "cancelled"
         try:
@@ -221,11 +152,11 @@ class TransformersEngine:
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Queues a swap and returns the pause in seconds once it is done."""
-        job = _Swap(self, tensors, loaded)
+        job = Swap(tensors, loaded, self._swap)
         self._thread.put(job)
         return await asyncio.shield(job.done)
 
-    def swap(self, job: _Swap) -> None:
+    def _swap(self, job: Swap) -> None:
         """Overwrites the model's weights; runs in the engine's thread between steps.
 
         A failure in its middle leaves weights that must not sample: the engine then has none.
@@ -244,7 +175,7 @@ class TransformersEngine:
         self.loaded = job.loaded
         self._metrics.weights_version.set(job.loaded.version)
 
-    def run_generation(self, job: _Generation) -> None:
+    def _run_generation(self, job: Generation) -> None:
         """Decodes a request's batches in order; runs in the engine's thread."""
         began = time.perf_counter()
         self._metrics.queue.observe(began - job.submitted)
@@ -260,7 +191,7 @@ class TransformersEngine:
                 job.request.admit(self.loaded)
                 self._run_batch(job, rows[start : start + self._max_batch_size])
 
-    def _run_batch(self, job: _Generation, rows: list[Row]) -> None:
+    def _run_batch(self, job: Generation, rows: list[Row]) -> None:
         request, metrics = job.request, self._metrics
         batch = Batch(
             self.model,
@@ -283,18 +214,18 @@ class TransformersEngine:
                 metrics.generation_tokens.inc(len(batch.rows))
                 for row in batch.sample():
                     job.post(self._completion(row))
-                swap = self._thread.take(_Swap) if self._on_swap == "continue" else None
+                swap = self._thread.take(Swap) if self._on_swap == "continue" else None
                 if batch.rows and swap is None:
                     batch.advance()
                 self._thread.stepped()
                 if swap is not None:
                     self._swap_within(job, batch, swap)
 
-    def _swap_within(self, job: _Generation, batch: Batch, swap: _Swap) -> None:
+    def _swap_within(self, job: Generation, batch: Batch, swap: Swap) -> None:
         """Swaps between two steps and computes the batch's cache anew under the new weights."""
         began = time.perf_counter()
         try:
-            self.swap(swap)
+            self._swap(swap)
         except BaseException as error:
             swap.fail(error)
             raise
