@@ -17,6 +17,8 @@ from antiphon.clients.transition import TransitionClient
 from antiphon.clients.types import FieldError, Phase
 from antiphon.learner.agents import Agent
 from antiphon.learner.buffer import RolloutBuffer
+from antiphon.learner.centralized import CentralizedPrompts, SplitActions
+from antiphon.learner.checkpoints import Checkpoints
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.connect import (
     check_fit,
@@ -33,8 +35,9 @@ from antiphon.learner.policy import Policy, PolicySettings
 from antiphon.learner.prompts import TokenizedPrompts
 from antiphon.learner.publisher import AgentPublisher
 from antiphon.learner.record import RunRecord
+from antiphon.learner.reference import Reference, References, reference_devices
 from antiphon.learner.replicas import Replica, RunIdentity
-from antiphon.learner.rollout import Rollout, RolloutShape, misfit
+from antiphon.learner.rollout import PromptWriter, Rollout, RolloutShape, misfit
 from antiphon.learner.run import TrainingRun
 from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import RunSetup
@@ -53,6 +56,7 @@ class RunContext:
     record: RunRecord
     status: RunStatus
     control: RunControl
+    checkpoints: Checkpoints
     on_main_thread: OnMainThread
 
 
@@ -75,8 +79,11 @@ class Assembly:
         self._context = context
         self._stack = stack
         self._clock = StageClock()
-        self._prompts = TokenizedPrompts(
-            setup.prompts, [agent.tokenizer for agent in setup.agents], context.on_main_thread
+        tokenizers = [agent.tokenizer for agent in setup.agents]
+        self._prompts: PromptWriter = (
+            TokenizedPrompts(setup.prompts, tokenizers, context.on_main_thread)
+            if setup.centralized is None
+            else CentralizedPrompts(setup.centralized, tokenizers[0], context.on_main_thread)
         )
 
     async def training_run(self) -> TrainingRun:
@@ -92,68 +99,95 @@ class Assembly:
             [self._replica(endpoint) for endpoint in endpoints]
             for endpoints in await self._local.generation()
         ]
-        contexts, identity = await self._meet(replicas)
-        await self._check_first_prompts(contexts)
-        policies = await asyncio.to_thread(self._policies)
+        services, identity = await self._meet(replicas)
+        await self._check_first_prompts([service.context_length for service in services])
+        policies = await asyncio.to_thread(policies_of, setup)
         for policy in policies:
             self._stack.callback(policy.restore_dtype)
+        references = await asyncio.to_thread(references_of, setup, policies)
         publishers = [
             AgentPublisher(
                 identity,
-                agent,
-                policies[agent].wire_tensors,
+                agents[0],
+                policies[number].wire_tensors,
                 self._config.tensor_dtype,
-                replicas[agent],
+                replicas[number],
                 timeout=self._config.push_timeout,
             )
-            for agent in range(setup.num_agents)
+            for number, agents in enumerate(setup.policies)
         ]
-        agents = [
+        generators = [
             Agent(
                 identity,
-                agent,
-                replicas[agent],
-                publishers[agent],
+                agents[0],
+                replicas[number],
+                publishers[number],
                 sampling=self._config.sampling,
-                context_length=contexts[agent],
+                context_length=services[number].context_length,
                 timeout=self._config.generate_timeout,
-                include_full_logprobs=self._config.logprob_support == "full",
+                include_full_logprobs=services[number].full_logprobs,
             )
-            for agent in range(setup.num_agents)
+            for number, agents in enumerate(setup.policies)
         ]
+        rollout, updates = await self._rollout(generators), self._updates(policies)
+        await self._restore(policies, publishers)
         return TrainingRun(
             self._config,
             tasks=setup.tasks,
-            rollout=await self._rollout(agents),
-            updates=self._updates(policies),
+            rollout=rollout,
+            updates=updates,
             publishers=publishers,
+            policies=setup.policies,
+            references=references,
             record=self._context.record,
             status=self._context.status,
             control=self._context.control,
+            checkpoints=self._context.checkpoints,
             clock=self._clock,
             on_main_thread=self._context.on_main_thread,
         )
 
-    async def _meet(self, replicas: Sequence[Sequence[Replica]]) -> tuple[list[int], RunIdentity]:
-        """Each agent's context length, and the run's incarnation, stored before the first push."""
+    async def _restore(
+        self, policies: Sequence[Policy], publishers: Sequence[AgentPublisher]
+    ) -> None:
+        """Put these into checkpoints; all parts of a resumed run go on where it left off.
+
+        Comes last: what is made of the models as they were given is made by now.
+        """
+        checkpoints, status = self._context.checkpoints, self._context.status
+        checkpoints.add("policy", policies)
+        checkpoints.add("publisher", publishers)
+        await checkpoints.restore()
+        for policy, agents in zip(policies, self._setup.policies, strict=True):
+            for agent in agents:
+                status.agents[agent].optimizer_steps = policy.optimizer_steps
+
+    async def _meet(
+        self, replicas: Sequence[Sequence[Replica]]
+    ) -> tuple[list[_Services], RunIdentity]:
+        """Each policy's services, and the run's incarnation, stored before the first push."""
         folder, config = self._context.folder, self._config
         full_logprobs = config.logprob_support == "full"
-        contexts: list[int] = []
+        services: list[_Services] = []
         found = 0
-        for number, agent in enumerate(self._setup.agents):
+        for number, agents in enumerate(self._setup.policies):
+            agent = self._setup.agents[agents[0]]
             infos = await model_infos(
                 replicas[number],
                 start_timeout=config.start_timeout,
                 timeout=config.control_timeout,
             )
-            tokenizer = agent.tokenizer if agent.endpoints else None  # a child has the learner's
-            needs = needs_of(number, agent.model, tokenizer, full_logprobs=full_logprobs)
+            # A child has the learner's tokenizer.
+            tokenizer = agent.tokenizer if self._setup.endpoints(agents) else None
+            needs = needs_of(agents[0], agent.model, tokenizer, full_logprobs=full_logprobs)
             for replica, info in zip(replicas[number], infos, strict=True):
                 check_fit(info, needs, replica.address)
-            contexts.append(smallest_context(infos, agent.model))
+            offered = all(info.capabilities.full_logprobs for info in infos)
+            wanted = full_logprobs or config.reference_kl_enabled
+            services.append(_Services(smallest_context(infos, agent.model), offered and wanted))
             found = max(found, largest_incarnation(infos, folder.run_id))
         incarnation = self._context.status.incarnation = folder.next_incarnation(found)
-        return contexts, RunIdentity(folder.run_id, incarnation)
+        return services, RunIdentity(folder.run_id, incarnation)
 
     async def _check_first_prompts(self, contexts: Sequence[int]) -> None:
         """Refuse a dataset with a first prompt that leaves no room for its completion.
@@ -163,38 +197,39 @@ class Assembly:
         tasks = self._setup.tasks
         if tasks.length is None:
             return
+        context_of = {
+            agent: context
+            for agents, context in zip(self._setup.policies, contexts, strict=True)
+            for agent in agents
+        }
         for row in islice(tasks.epoch(), CHECK_ALL_UP_TO):
             for agent, prompt in enumerate(await self._prompts.first(row.task)):
                 tokens, most = len(prompt.token_ids), self._config.max_new_tokens
-                if detail := misfit(agent, tokens, most, contexts[agent]):
+                if detail := misfit(agent, tokens, most, context_of[agent]):
                     raise FieldError(
                         f"{tasks.name}[{row.row}]",
                         detail,
                         "shorter prompts, or a smaller max_new_tokens",
                     )
 
-    def _policies(self) -> list[Policy]:
-        return [
-            Policy(
-                number,
-                agent.model,
-                policy_settings(self._config, agent.learning_rate),
-                wire_dtype=self._config.tensor_dtype,
-            )
-            for number, agent in enumerate(self._setup.agents)
-        ]
-
     def _updates(self, policies: Sequence[Policy]) -> Updates:
         config = self._config
         buffers = [
-            RolloutBuffer(agent, config.rollout_buffer_size, config.train_batch_size, config.seed)
-            for agent in range(self._setup.num_agents)
+            RolloutBuffer(
+                agents[0],
+                config.rollout_buffer_size,
+                config.train_batch_size,
+                config.seed,
+                agents=agents,
+            )
+            for agents in self._setup.policies
         ]
+        self._context.checkpoints.add("buffer", buffers)
         updates = Updates(buffers, policies, threads=self._setup.threads)
         self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates
 
-    async def _rollout(self, agents: Sequence[Agent]) -> Rollout:
+    async def _rollout(self, generators: Sequence[Agent]) -> Rollout:
         config, record = self._config, self._context.record
         return Rollout(
             RolloutShape(
@@ -204,8 +239,9 @@ class Assembly:
                 config.joint_mode,
                 config.early_termination_threshold,
                 config.max_new_tokens,
+                self._setup.policies,
             ),
-            generators=agents,
+            generators=generators,
             scorer=self._scorer(await self._local.reward()),
             transitioner=self._transitioner(await self._local.transition()),
             prompts=self._prompts,
@@ -214,6 +250,9 @@ class Assembly:
             on_turn=lambda epoch, turn, text: record.working_on(
                 "generate", epoch=epoch, prompt=text, turn=turn
             ),
+            actions=None
+            if self._setup.centralized is None
+            else SplitActions(self._setup.centralized, self._context.on_main_thread),
         )
 
     def _scorer(self, reward: Endpoint) -> RewardScorer:
@@ -236,7 +275,7 @@ class Assembly:
         return ServiceTransitions(
             client,
             run_id=self._context.folder.run_id,
-            num_agents=self._setup.num_agents,
+            num_agents=self._setup.num_roles,
             timeout=self._deadline(self._config.transition_timeout, self._setup.transition),
         )
 
@@ -257,12 +296,52 @@ class Assembly:
         return Replica(endpoint.address, client)
 
 
-def policy_settings(config: MAGRPOConfig, learning_rate: float | None = None) -> PolicySettings:
-    """How the config says that a policy is trained; `learning_rate` where it has its own."""
+@dataclass(frozen=True)
+class _Services:
+    """What a policy's services have in common.
+
+    `context_length` is that of the smallest, `full_logprobs` says whether they are asked for
+    log-probabilities under the full softmax too.
+    """
+
+    context_length: int
+    full_logprobs: bool
+
+
+def policies_of(setup: RunSetup) -> list[Policy]:
+    """The policies, from the models as they are. A shared one goes by its first agent."""
+    return [
+        Policy(
+            agents[0],
+            setup.agents[agents[0]].model,
+            policy_settings(setup.config, setup.learning_rate(agents[0])),
+            wire_dtype=setup.config.tensor_dtype,
+        )
+        for agents in setup.policies
+    ]
+
+
+def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | None:
+    """The reference of every policy, its weights as they are now; None where no KL is wanted."""
+    config = setup.config
+    if not config.reference_kl_enabled:
+        return None
+    devices = reference_devices(config, setup.num_agents)
+    return References(
+        policies,
+        [Reference(policy.model, devices[policy.agent], policy.wire_dtype) for policy in policies],
+        setup.policies,
+        tokens=policies[0].settings.micro_batch_tokens,
+        size=config.micro_batch_size,
+    )
+
+
+def policy_settings(config: MAGRPOConfig, learning_rate: float) -> PolicySettings:
+    """How the config says that a policy is trained, at its own learning rate."""
     settings = PolicySettings(
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,
-        learning_rate=config.agent_learning_rate if learning_rate is None else learning_rate,
+        learning_rate=learning_rate,
         clip_ratio_low=config.clip_ratio_low,
         clip_ratio_high=config.clip_ratio_high,
         importance_ratio=config.importance_ratio,
@@ -270,6 +349,7 @@ def policy_settings(config: MAGRPOConfig, learning_rate: float | None = None) ->
         logprob_support=config.logprob_support,
         max_staleness=config.max_staleness,
         micro_batch_size=config.micro_batch_size,
+        reference_kl_coef=config.loss_kl_coef,
     )
     if config.weight_decay is None:
         return settings

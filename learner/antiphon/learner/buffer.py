@@ -3,14 +3,21 @@
 Nodes enter in pre-order of the tree, task after task. At `size` nodes the buffer is ready; a drain
 gives minibatches of `train_batch_size` nodes: turns ascending, no minibatch mixes turns, each
 turn's nodes shuffled by a key of (seed, agent, drain, turn). Dead nodes enter and count.
+
+Agents that share a policy share a buffer. There an entry is a node of one agent, so a node enters
+as many times as it has such agents: node after node in pre-order, agents ascending within a node.
+The buffer goes by its first agent's number.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from antiphon.clients.types import FieldError
-from antiphon.learner.samples import TrainingSample
+from antiphon.learner.samples import TrainedCompletion, TrainingSample
 
 
 class RolloutBuffer:
@@ -21,8 +28,16 @@ class RolloutBuffer:
         drains: Drains so far; the number of the next one.
     """
 
-    def __init__(self, agent: int, size: int, train_batch_size: int | None, seed: int) -> None:
-        """`train_batch_size` None stands for `size`.
+    def __init__(
+        self,
+        agent: int,
+        size: int,
+        train_batch_size: int | None,
+        seed: int,
+        *,
+        agents: Collection[int] = (),
+    ) -> None:
+        """`train_batch_size` None stands for `size`; `agents` are those who share the buffer.
 
         Raises:
             FieldError: A size is below 1.
@@ -32,6 +47,7 @@ class RolloutBuffer:
             if value < 1:
                 raise FieldError(name, value, "1 or more nodes")
         self.agent = agent
+        self.agents = frozenset(agents) or frozenset((agent,))
         self.size = size
         self.train_batch_size = minibatch
         self.seed = seed
@@ -52,8 +68,9 @@ class RolloutBuffer:
         Raises:
             FieldError: The sample is another agent's.
         """
-        if sample.agent != self.agent:
-            raise FieldError("sample.agent", sample.agent, f"{self.agent}, this buffer's agent")
+        if sample.agent not in self.agents:
+            whose = " or ".join(map(str, sorted(self.agents)))
+            raise FieldError("sample.agent", sample.agent, f"{whose}, this buffer's agent")
         self.samples.append(sample)
 
     def drain(self) -> list[list[TrainingSample]]:
@@ -71,6 +88,15 @@ class RolloutBuffer:
         self.drains += 1
         return minibatches
 
+    def state_dict(self) -> dict[str, Any]:
+        """The nodes that wait and the number of the next drain, as plain values."""
+        return {"drains": self.drains, "samples": [asdict(sample) for sample in self.samples]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.drains = int(state["drains"])
+        self.samples = [_sample(fields) for fields in state["samples"]]
+
     def _shuffled(self, turn: int, nodes: list[TrainingSample]) -> list[TrainingSample]:
         """Nodes in the order of a hash of key and position, the same on every machine."""
 
@@ -79,3 +105,12 @@ class RolloutBuffer:
             return hashlib.blake2b(key.encode(), digest_size=16).digest()
 
         return [nodes[position] for position in sorted(range(len(nodes)), key=rank)]
+
+
+def _sample(fields: Mapping[str, Any]) -> TrainingSample:
+    completions = tuple(TrainedCompletion(**_tuples(c)) for c in fields["completions"])
+    return TrainingSample(**{**_tuples(fields), "completions": completions})
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}

@@ -21,6 +21,13 @@ def train(
             "--set", metavar="KEY=VALUE", help="Override a setting of the file; may be repeated."
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|CHECKPOINT",
+            help='Go on with a run: its folder, that of one of its checkpoints, or "latest".',
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -59,10 +66,12 @@ def train(
         antiphon train run.toml
         antiphon train run.toml --set magrpo.num_turns=3 --set agents.0.device=cuda:0
         ANTIPHON_MAGRPO__SEED=7 antiphon train run.toml
+        antiphon train run.toml --resume runs/20250131-120000
 
     The environment wins over the file, --set over both; where TOML has no value, "none" turns a
     setting off. The run folder (in runs/) gets settings, metrics, rollouts, trained models and
-    SUMMARY.md. Ctrl-C or SIGTERM ends the run in order, a second one at once.
+    SUMMARY.md. Ctrl-C or SIGTERM ends the run in order, with a checkpoint, a second one at once.
+    A run that ended early, or was killed, goes on with --resume; "latest" is the newest one.
 
     Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
     """
@@ -74,7 +83,7 @@ def train(
         else:
             from antiphon.learner.toml_run import train_from_config
 
-            train_from_config(config)
+            train_from_config(config, resume=resume)
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
     except (StartError, UserFunctionError) as error:

@@ -20,6 +20,7 @@ JointMode = Literal["aligned", "cross"]
 AdvantageMode = Literal["mean", "rloo", "max", "raw"]
 LossNormalization = Literal["sequence", "token", "constant"]
 LogprobSupport = Literal["sampled", "full"]
+ReferenceKlMode = Literal["return", "loss"]
 ScoreFailure = Literal["stop", "missing"]
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 
@@ -29,12 +30,14 @@ def _none_word(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value
 
 
-def _single_device_list(value: object) -> object:
+def _list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 OrNone = BeforeValidator(_none_word)
-Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_single_device_list)]
+Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_list_as_tuple)]
+_Rate = Annotated[float, Field(ge=0)]
+LearningRates = Annotated[_Rate | tuple[_Rate, ...], BeforeValidator(_list_as_tuple)]
 OptionalCount = Annotated[Annotated[int, Field(ge=1)] | None, OrNone]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -59,9 +62,9 @@ class MAGRPOConfig(BaseModel):
     # The loop.
     num_train_epochs: int = Field(default=20, ge=1)
     """Passes over the training dataset."""
-    agent_learning_rate: float = Field(default=5e-6, ge=0)
-    """Learning rate of every agent's AdamW; 0 samples and scores but leaves the weights as they
-    are."""
+    agent_learning_rate: LearningRates = 5e-6
+    """Learning rate of every agent's AdamW, or a list with one per agent; 0 samples and scores but
+    leaves the weights as they are."""
     logging_steps: int = Field(default=50, ge=1)
     """Joint actions between two rows of the metrics."""
     num_agents: int = Field(default=2, ge=1)
@@ -118,11 +121,14 @@ class MAGRPOConfig(BaseModel):
     """The baseline: the group's mean, the mean of the others (``"rloo"``), its maximum, or none
     (``"raw"``)."""
     reference_kl_enabled: bool = False
-    """A penalty for leaving the first policy; not offered by this version."""
+    """A penalty for leaving the policy that training started from: k3 of the full softmax at
+    temperature 1, summed over a completion's tokens."""
     reference_kl_coef: float = Field(default=0.1, ge=0)
-    """Weight of that penalty."""
+    """Weight of that penalty, beta."""
     reference_devices: Devices = None
-    """Where reference models would be held; not offered by this version."""
+    """Where the frozen references are held: None is each policy's own device; ``"auto"``, a device
+    or a list with one per agent as in `agent_devices`; ``"offload"`` holds them in main memory and
+    computes on the policy's device."""
 
     # Beside CoMLRL's: the update.
     trackers: tuple[TrackerName, ...] = ()
@@ -132,6 +138,12 @@ class MAGRPOConfig(BaseModel):
     """The tree of every so-many-th prompt is kept in the run folder; 0 keeps none."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Fixes every completion and the order of the nodes."""
+    shared_policy: bool = False
+    """All agents are played by one set of weights: one model, one optimiser, one buffer, one
+    publish. Formatters give the agents their roles."""
+    reference_kl_mode: ReferenceKlMode = "return"
+    """``"return"`` takes the reference KL off the agent's returns (the policy as it was at
+    sampling); ``"loss"`` adds it to the loss (the policy as it is now, with gradient)."""
     loss_normalization: LossNormalization = "sequence"
     """``"sequence"``: sum over tokens, mean over completions, mean over nodes; ``"token"``: mean
     over all tokens; ``"constant"``: sum over all tokens / (completions x max_new_tokens)."""
@@ -151,6 +163,15 @@ class MAGRPOConfig(BaseModel):
     changes no result."""
     max_staleness: int = Field(default=0, ge=0)
     """Publishes that may lie between sampling and training; only 0 is offered by this version."""
+
+    # Beside CoMLRL's: checkpoints.
+    checkpoint_interval: int = Field(default=1, ge=0)
+    """Epochs between two checkpoints; 0 writes none at the end of epochs. A run that is stopped or
+    fails is saved in any case."""
+    checkpoint_every_prompts: OptionalCount = None
+    """Prompts between two checkpoints, beside those at the end of epochs; None writes none."""
+    checkpoint_total_limit: OptionalCount = 2
+    """Checkpoints that are kept, the newest ones; None keeps all."""
 
     # Beside CoMLRL's: the services.
     rollout_batch_size: int = Field(default=1, ge=1)
@@ -185,7 +206,7 @@ class MAGRPOConfig(BaseModel):
         if isinstance(data, Mapping):
             for name in data:
                 if name not in cls.model_fields:
-                    raise ValueError(_unknown(str(name), cls.model_fields))
+                    raise ValueError(_unknown(cls.__name__, str(name), cls.model_fields))
         return data
 
     @field_validator("parallel_training", mode="before")
@@ -199,20 +220,6 @@ class MAGRPOConfig(BaseModel):
             )
         return value
 
-    @field_validator("reference_kl_enabled")
-    @classmethod
-    def _no_reference_kl(cls, value: bool) -> bool:
-        if value:
-            raise _not_offered("False", "a reference KL")
-        return value
-
-    @field_validator("reference_devices")
-    @classmethod
-    def _no_reference_models(cls, value: object) -> object:
-        if value is not None:
-            raise _not_offered("None", "reference models")
-        return value
-
     @field_validator("max_staleness")
     @classmethod
     def _no_staleness(cls, value: int) -> int:
@@ -220,7 +227,7 @@ class MAGRPOConfig(BaseModel):
             raise _not_offered("0", "training on completions of older weights")
         return value
 
-    @field_validator("agent_devices")
+    @field_validator("agent_devices", "reference_devices")
     @classmethod
     def _some_device(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         if value is not None and (not value or not all(value)):
@@ -247,6 +254,30 @@ class MAGRPOConfig(BaseModel):
         """Nodes per optimiser step."""
         return self.train_batch_size or self.rollout_buffer_size
 
+    def policies(self, num_agents: int) -> tuple[tuple[int, ...], ...]:
+        """The agents that each policy plays: one each, or all of them (`shared_policy`)."""
+        agents = range(num_agents)
+        return (tuple(agents),) if self.shared_policy else tuple((agent,) for agent in agents)
+
+    def learning_rate(self, agent: int) -> float:
+        """Learning rate of an agent."""
+        rates = self.agent_learning_rate
+        return rates[agent] if isinstance(rates, tuple) else rates
+
+    @property
+    def return_kl_coef(self) -> float:
+        """Weight of the reference KL in the returns; 0 where it is not there."""
+        return self._kl_coef("return")
+
+    @property
+    def loss_kl_coef(self) -> float:
+        """Weight of the reference KL in the loss; 0 where it is not there."""
+        return self._kl_coef("loss")
+
+    def _kl_coef(self, mode: ReferenceKlMode) -> float:
+        there = self.reference_kl_enabled and self.reference_kl_mode == mode
+        return self.reference_kl_coef if there else 0.0
+
     @property
     def sampling(self) -> SamplingParameters:
         """The sampling parameters of every Generate call."""
@@ -271,10 +302,10 @@ def _not_offered(wanted: str, feature: str) -> PydanticCustomError:
     )
 
 
-def _unknown(name: str, known: Mapping[str, object]) -> str:
+def _unknown(model: str, name: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; fields are {', '.join(known)}"
-    return f"MAGRPOConfig has no field {name!r}{hint}"
+    return f"{model} has no field {name!r}{hint}"
 
 
 def resolve_num_agents(counts: Mapping[str, int | None]) -> int:
@@ -305,7 +336,11 @@ def stated_num_agents(config: MAGRPOConfig) -> int | None:
 
 
 def resolve_devices(
-    devices: str | Sequence[str] | None, num_agents: int, *, cuda_devices: int = 0
+    devices: str | Sequence[str] | None,
+    num_agents: int,
+    *,
+    cuda_devices: int = 0,
+    field: str = "agent_devices",
 ) -> tuple[str, ...]:
     """Name one device per agent.
 
@@ -313,6 +348,7 @@ def resolve_devices(
         devices: None or ``"auto"``, one name, or a list of one or `num_agents` names.
         num_agents: Number of agents, N.
         cuda_devices: Number of CUDA devices that ``"auto"`` spreads the agents over, in turn.
+        field: The setting's name, for the message.
 
     Raises:
         FieldError: A list of another length.
@@ -326,5 +362,5 @@ def resolve_devices(
     if len(devices) == 1:
         return (devices[0],) * num_agents
     if len(devices) != num_agents:
-        raise FieldError("agent_devices", f"{len(devices)} devices", f"1 or {num_agents}")
+        raise FieldError(field, f"{len(devices)} devices", f"1 or {num_agents}")
     return tuple(devices)

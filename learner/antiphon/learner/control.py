@@ -21,6 +21,9 @@ class RunControl:
         self._may_go.set()
         self._stop = asyncio.Event()
         self.stop_reason = ""
+        self._checkpoint_asked = asyncio.Event()
+        self._checkpoint_requests: list[asyncio.Future[str]] = []
+        self._ended = False
 
     @property
     def pause_asked(self) -> bool:
@@ -48,9 +51,41 @@ class RunControl:
             self._stop.set()
             self._may_go.set()
 
+    def ask_checkpoint(self) -> asyncio.Future[str]:
+        """Have a checkpoint saved at the next publish; its path once it is written.
+
+        The future fails with StoppedError where the run ends without one.
+        """
+        request: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            request.set_exception(StoppedError("the run has ended"))
+        else:
+            self._checkpoint_requests.append(request)
+            self._checkpoint_asked.set()
+        return request
+
+    def take_checkpoint_requests(self) -> list[asyncio.Future[str]]:
+        """Those who wait for a checkpoint; whoever takes them answers them."""
+        requests, self._checkpoint_requests = self._checkpoint_requests, []
+        self._checkpoint_asked.clear()
+        return requests
+
+    def end(self) -> None:
+        """The run has ended: nobody need wait for a checkpoint any more."""
+        self._ended = True
+        for request in self.take_checkpoint_requests():
+            if not request.done():
+                request.set_exception(StoppedError("the run has ended"))
+
     async def wait_while_paused(self) -> None:
-        """Return once the run may go on or is to stop."""
-        await self._may_go.wait()
+        """Return once the run may go on or is to stop, or a checkpoint is asked for."""
+        waits = [asyncio.ensure_future(e.wait()) for e in (self._may_go, self._checkpoint_asked)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled once the run is to stop.

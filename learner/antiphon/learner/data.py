@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -38,6 +39,7 @@ class Tasks:
     def __init__(self, dataset: Any, *, name: str = "train_dataset") -> None:
         self.name = name
         self._dataset = dataset
+        self._fingerprint: str | None = None
         if dataset is None or isinstance(dataset, (str, bytes, Mapping)):
             raise FieldError(name, _kind(dataset), "a dataset: rows that are mappings")
         if hasattr(dataset, "__next__"):
@@ -100,6 +102,20 @@ class Tasks:
                         f"the columns {', '.join(item) or '(none)'}",
                         f"a column {column!r} in every row",
                     )
+
+    def fingerprint(self) -> str | None:
+        """A hash of length and rows, None where the length is not known.
+
+        Of a long dataset the rows that `check` looks at are hashed.
+        """
+        if self.length is None or self._fingerprint is not None:
+            return self._fingerprint
+        digest = hashlib.blake2b(str(self.length).encode(), digest_size=16)
+        for row in self._rows_to_check():
+            encoded = encode_item(self._item(row), field=f"{self.name}[{row}]")
+            digest.update(len(encoded).to_bytes(8, "big") + encoded)
+        self._fingerprint = digest.hexdigest()
+        return self._fingerprint
 
     def epoch(self, start: int = 0) -> Iterator[Row]:
         """Iterate over the rows from row `start` on.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 from antiphon.clients.types import RunState
-from antiphon.learner.assemble import Assembly, RunContext
+from antiphon.learner.assemble import Assembly, RunContext, policies_of
+from antiphon.learner.checkpoint_settings import CheckpointSettings, checkpoint_settings
+from antiphon.learner.checkpoint_store import Checkpoint
+from antiphon.learner.checkpoints import Checkpoints
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.control import RunControl, StoppedError
+from antiphon.learner.description import described
 from antiphon.learner.events import EventLog
 from antiphon.learner.local import LocalServices
 from antiphon.learner.metrics import learner_metrics
 from antiphon.learner.record import RunRecord
+from antiphon.learner.replicas import RunSupersededError
 from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import RunSetup, save_agent
 from antiphon.learner.service import SERVICE_NAME, LearnerServicer
@@ -30,12 +35,22 @@ from antiphon.services.common.server import Server
 from antiphon.v1.learner_pb2_grpc import add_LearnerServiceServicer_to_server
 
 
-def train(setup: RunSetup, folder: RunFolder) -> RunState:
+def train(
+    setup: RunSetup,
+    folder: RunFolder,
+    *,
+    checkpoints: CheckpointSettings | None = None,
+    resume: Checkpoint | None = None,
+    notes: Sequence[str] = (),
+) -> RunState:
     """Train a run to its end, on the main thread.
 
     Args:
         setup: The run.
         folder: Where it is kept.
+        checkpoints: When to save it, None as its config says.
+        resume: Where to go on from, None from the beginning.
+        notes: What the user should know at the start.
 
     Returns:
         FINISHED, or STOPPED where somebody asked for the end.
@@ -46,7 +61,8 @@ def train(setup: RunSetup, folder: RunFolder) -> RunState:
         Exception: The root error of a run that failed.
     """
     main_thread = MainThread()
-    launch = _Launch(setup, folder, main_thread)
+    settings = checkpoints or checkpoint_settings(setup.config)
+    launch = _Launch(setup, folder, main_thread, settings, resume, notes)
     with RunSignals(launch.kill_children) as signals:
         state = main_thread.serve(partial(launch.run, signals))
     signals.raise_received()
@@ -56,10 +72,22 @@ def train(setup: RunSetup, folder: RunFolder) -> RunState:
 class _Launch:
     """One run, from its first process to its last line."""
 
-    def __init__(self, setup: RunSetup, folder: RunFolder, main_thread: MainThread) -> None:
+    def __init__(
+        self,
+        setup: RunSetup,
+        folder: RunFolder,
+        main_thread: MainThread,
+        checkpoints: CheckpointSettings,
+        resume: Checkpoint | None,
+        notes: Sequence[str],
+    ) -> None:
         self._setup = setup
         self._folder = folder
         self._main_thread = main_thread
+        self._checkpoint_settings = checkpoints
+        self._resume = resume
+        self._notes = notes
+        self._description = described(setup)
         self._local: LocalServices | None = None
         self._trackers: list[Tracker] = []
 
@@ -92,15 +120,24 @@ class _Launch:
             models=names,
         )
         signals.connect(control.stop)
+        checkpoints = Checkpoints(
+            self._folder,
+            self._checkpoint_settings,
+            description=self._description,
+            record=self._record,
+            status=self._status,
+            control=control,
+            resume=self._resume,
+        )
         context = RunContext(
-            self._folder, self._record, self._status, control, self._on_main_thread
+            self._folder, self._record, self._status, control, checkpoints, self._on_main_thread
         )
         async with self._served(LearnerServicer(self._status, control, self._events)):
             return await self._told(self._train(context))
 
     async def _told(self, training: Coroutine[Any, Any, None]) -> RunState:
         """Await the training; record, watchers and terminal learn how it ended."""
-        state, error = RunState.FAILED, ""
+        state, error, superseded = RunState.FAILED, "", False
         try:
             try:
                 await training
@@ -111,9 +148,13 @@ class _Launch:
                 await asyncio.to_thread(self._save_models)
         except BaseException as failure:
             state, error = RunState.FAILED, f"{type(failure).__name__}: {failure}"
+            superseded = isinstance(failure, RunSupersededError)
             raise
         finally:
-            self._record.finish(state, error)
+            if superseded:
+                self._record.abandon()
+            else:
+                self._record.finish(state, error)
             for tracker in self._trackers:
                 await asyncio.to_thread(tracker.finish, state, error)
             self._status.change(state, error)
@@ -122,16 +163,29 @@ class _Launch:
 
     async def _train(self, context: RunContext) -> None:
         """Start services, train, end services; the policies hand their models back."""
+        for note in self._notes:
+            self._status.note(note)
+        checkpoints = context.checkpoints
+        await checkpoints.restore()  # the record: what follows is told how far the run is
         await context.control.unless_stopped(self._open_trackers())
+        if checkpoints.finished_before(self._setup.config.num_train_epochs):
+            await asyncio.to_thread(self._restore_models, checkpoints)
+            return
         host = Host(self._main_thread, self._tell_hung)
         local = self._local = LocalServices(self._setup, self._folder.path, host)
         async with local.running(), AsyncExitStack() as stack:
             assembly = Assembly(self._setup, local, context, stack)
             run = await context.control.unless_stopped(assembly.training_run())
-            async with task_group() as group:
-                watching = group.create_task(local.watch())
-                await run.train()
-                watching.cancel()
+            try:
+                async with task_group() as group:
+                    watching = group.create_task(local.watch())
+                    await run.train()
+                    watching.cancel()
+            except RunSupersededError:
+                raise
+            except Exception:
+                await checkpoints.save_rest()
+                raise
 
     async def _open_trackers(self) -> None:
         """They may wait for a network, so a thread opens them."""
@@ -155,8 +209,17 @@ class _Launch:
         )
         self._record.track(self._trackers)
 
+    def _restore_models(self, checkpoints: Checkpoints) -> None:
+        """Give the models the weights that the run ended with, nothing else being left to do."""
+        policies = policies_of(self._setup)
+        checkpoints.add("policy", policies)
+        checkpoints.load_new()
+        for policy in policies:
+            policy.restore_dtype()
+
     def _save_models(self) -> None:
-        for number, agent in enumerate(self._setup.agents):
+        for number, *_ in self._setup.policies:
+            agent = self._setup.agents[number]
             save_agent(self._folder.agent_folder(number), agent.model, agent.tokenizer)
 
     async def _on_main_thread(self, function: Callable[[], Any], what: str) -> Any:

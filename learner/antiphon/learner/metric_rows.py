@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon.learner.figures import NodeFigures
 
@@ -49,6 +49,15 @@ class Figures:
             kept.clear()
         return figures
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that was added since they were last taken."""
+        return {"means": self._means, "maxima": self._maxima, "sums": self._sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._means = {name: list(values) for name, values in state["means"].items()}
+        self._maxima, self._sums = dict(state["maxima"]), dict(state["sums"])
+
 
 def add_node(figures: Figures, node: NodeFigures) -> None:
     """Add a node under ``turn_1/...`` and ``agent_0/...``."""
@@ -58,6 +67,8 @@ def add_node(figures: Figures, node: NodeFigures) -> None:
     figures.sum(f"{turn}/nodes", 1)
     figures.sum(f"{turn}/joint_actions", len(node.node.branches))
     figures.sum(f"{turn}/missing_rewards", sum(node.missing.values()))
+    if node.node.prompts and node.node.prompts[0].roles:
+        figures.sum(f"{turn}/unsplit_completions", node.node.unsplit)
     for stop, count in node.stops.items():
         figures.sum(f"{turn}/stop/{stop}", count)
     for agent, group in enumerate(node.advantages):
@@ -67,6 +78,10 @@ def add_node(figures: Figures, node: NodeFigures) -> None:
         tokens = node.completion_tokens(agent)
         figures.sum(f"{name}/generated_tokens", tokens)
         figures.mean(f"{name}/completion_tokens_mean", tokens / len(node.node.completions[agent]))
+        for kl in node.reference_kls(agent):
+            figures.mean(f"{turn}/reference_kl_mean", kl)
+            figures.mean(f"{name}/{turn}/reference_kl_mean", kl)
+            figures.mean(f"{turn}/reference_kl_penalty_mean", node.reference_kl_coef * kl)
 
 
 def add_updates(figures: Figures, updates: Sequence[AgentUpdate]) -> None:
@@ -86,8 +101,10 @@ def add_updates(figures: Figures, updates: Sequence[AgentUpdate]) -> None:
                 "grad_norm",
                 "ratio_mean",
                 "clip_fraction",
+                "truncated_fraction",
                 "logprob_gap_mean",
                 "entropy",
+                "reference_kl_loss",
             ):
                 figures.mean(f"{name}/{figure}", getattr(stats, figure))
             figures.maximum(f"{name}/ratio_max", stats.ratio_max)

@@ -10,12 +10,20 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from antiphon.clients.digest import tensor_checksum, weights_digest
 from antiphon.clients.errors import CallError, ContractError
-from antiphon.clients.types import LoadedWeights, PushHeader, PushKind, TensorDtype, TensorSpec
+from antiphon.clients.types import (
+    FieldError,
+    LoadedWeights,
+    PushHeader,
+    PushKind,
+    TensorDtype,
+    TensorSpec,
+)
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.replicas import Replica, RunIdentity, raise_explained
 from antiphon.services.common.tensors import to_bytes
@@ -75,6 +83,7 @@ class AgentPublisher:
         self._replicas = replicas
         self._timeout = timeout
         self._digest = b""
+        self._resumed_digest: bytes | None = None
         self.version = 0
         """The version that every replica has applied; 0 before the first publish."""
 
@@ -85,9 +94,11 @@ class AgentPublisher:
             RunSupersededError: A later learner drives the run.
             ServiceTakenError: A replica belongs to another run.
             CallError: A replica could not be reached or refused the push.
+            FieldError: A resumed run's first weights are not those of its checkpoint.
         """
         start = time.monotonic()
         encoded = await asyncio.to_thread(self._encode, self.version + 1)
+        self._check_resumed(encoded.header.digest)
         async with task_group() as group:
             pushes = [group.create_task(self._push(r, encoded)) for r in self._replicas]
         self.version, self._digest = encoded.header.version, encoded.header.digest
@@ -112,6 +123,25 @@ class AgentPublisher:
                 f"published, so it cannot be sent again to {replica.address}"
             )
         await self._push(replica, encoded)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The version that is published, and the digest of its weights."""
+        return {"version": self.version, "digest": self._digest.hex()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Publish next what was published last, under the same version."""
+        self.version = max(0, state["version"] - 1)
+        self._resumed_digest = bytes.fromhex(state["digest"])
+
+    def _check_resumed(self, digest: bytes) -> None:
+        wanted, self._resumed_digest = self._resumed_digest, None
+        if wanted is not None and digest != wanted:
+            raise FieldError(
+                f"agents[{self._agent}]",
+                f"weights with digest {digest.hex()[:12]}",
+                f"{wanted.hex()[:12]}, as published when the checkpoint was written; what is not "
+                "trained is not in the checkpoint and must be that of the run's first model",
+            )
 
     def _encode(self, version: int) -> _Encoded:
         tensors = dict(sorted(self._tensors().items()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from antiphon.clients.types import RunState
 from antiphon.learner.config import MAGRPOConfig
@@ -55,7 +55,7 @@ class RunRecord:
         epoch: Epoch under way, counted from 1; 0 before the first.
         prompts_done: Prompts trained so far, over all epochs.
         joint_actions: Joint actions so far.
-        start_time: When the record was opened, seconds since 1970.
+        start_time: When the run began, seconds since 1970.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class RunRecord:
         self._now = now
         self._rollouts = RolloutLog(folder.rollouts_folder)
         self._trackers: list[Tracker] = [JsonlTracker(folder.metrics_file)]
-        self.start_time = now()
+        self.start_time = self._opened = now()
+        self._seconds_before = 0.0
         self.epoch = 0
         self.prompts_done = 0
         self.joint_actions = 0
@@ -96,6 +97,7 @@ class RunRecord:
         self._tokens_per_second: float | None = None
         self._epochs: dict[int, Figures] = {}
         self._training_since: float | None = None
+        self._prompts_before = 0
         self._stage_seconds: dict[str, float] = {}
         self._last_tree: list[NodeFigures] = []
         self._weights_versions = [0] * num_agents
@@ -156,7 +158,8 @@ class RunRecord:
         """Tell the optimiser steps of a rollout batch."""
         add_updates(self._row, updates)
         for update in updates:
-            self._optimizer_steps[update.agent] += sum(s.stepped for _, s in update.steps)
+            for agent in self._played_with(update.agent):
+                self._optimizer_steps[agent] += sum(s.stepped for _, s in update.steps)
         if self._metrics is not None:
             self._metrics.updates(updates)
 
@@ -164,7 +167,8 @@ class RunRecord:
         """Tell the publishes of a rollout batch."""
         add_publications(self._row, publications)
         for publication in publications:
-            self._weights_versions[publication.agent] = publication.version
+            for agent in self._played_with(publication.agent):
+                self._weights_versions[agent] = publication.version
         if self._metrics is not None:
             self._metrics.publications(publications)
 
@@ -203,7 +207,7 @@ class RunRecord:
             run_id=self._folder.run_id,
             state=state.value,
             error=error,
-            seconds=self._now() - self.start_time,
+            seconds=self._seconds(),
             epochs=self.epoch,
             num_epochs=self._config.num_train_epochs,
             prompts=self.prompts_done,
@@ -229,13 +233,62 @@ class RunRecord:
         self._progress.update(self.snapshot())
         self._progress.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """All counters and what no row holds yet; the rows so far are on disk."""
+        return {
+            "epoch": self.epoch,
+            "prompts_done": self.prompts_done,
+            "joint_actions": self.joint_actions,
+            "logged_joint_actions": self._logged_joint_actions,
+            "start_time": self.start_time,
+            "seconds": self._seconds(),
+            "row": self._row.state_dict(),
+            "epochs": {str(epoch): f.state_dict() for epoch, f in self._epochs.items()},
+            "stage_seconds": self._stage_seconds,
+            "weights_versions": self._weights_versions,
+            "optimizer_steps": self._optimizer_steps,
+            "metrics_size": self._folder.metrics_size(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; what was written down since is forgotten."""
+        self.epoch = state["epoch"]
+        self.prompts_done = self._prompts_before = state["prompts_done"]
+        self.joint_actions = state["joint_actions"]
+        self._logged_joint_actions = state["logged_joint_actions"]
+        self.start_time, self._seconds_before = state["start_time"], state["seconds"]
+        self._row.load_state_dict(state["row"])
+        for epoch, figures in state["epochs"].items():
+            self._epochs.setdefault(int(epoch), Figures()).load_state_dict(figures)
+        self._stage_seconds = dict(state["stage_seconds"])
+        self._weights_versions = list(state["weights_versions"])
+        self._optimizer_steps = list(state["optimizer_steps"])
+        self._folder.cut_metrics(state["metrics_size"])
+        self._rollouts.rewind(self.prompts_done)
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier process wrote down that left no checkpoint."""
+        self._folder.cut_metrics(0)
+        self._rollouts.rewind(0)
+
+    def _seconds(self) -> float:
+        """Seconds that the run has been under way, over all its processes."""
+        return self._seconds_before + self._now() - self._opened
+
+    def abandon(self) -> None:
+        """A later process writes this record now: write nothing more, and close the display."""
+        self._state = RunState.FAILED
+        self._progress.update(self.snapshot())
+        self._progress.close()
+
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the end at the pace so far, None where that cannot be known."""
-        if self.prompts_done == 0 or self._prompts_total == 0:
+        done = self.prompts_done - self._prompts_before
+        if done == 0 or self._prompts_total == 0:
             return None
-        since = self.start_time if self._training_since is None else self._training_since
-        pace = (self._now() - since) / self.prompts_done
+        since = self._opened if self._training_since is None else self._training_since
+        pace = (self._now() - since) / done
         return pace * max(0, self._prompts_total - self.prompts_done)
 
     def snapshot(self) -> Snapshot:
@@ -256,7 +309,7 @@ class RunRecord:
             tokens_per_second=self._tokens_per_second,
             batch_seconds=self._batch_seconds,
             stage_seconds=dict(self._stage_seconds),
-            seconds=self._now() - self.start_time,
+            seconds=self._seconds(),
             seconds_left=self.seconds_left,
         )
 
@@ -270,6 +323,11 @@ class RunRecord:
             for node in tree
         ]
         self._rollouts.write(kept, epoch=epoch, prompts_before=self.prompts_done)
+
+    def _played_with(self, agent: int) -> tuple[int, ...]:
+        """The agents that share an agent's policy, itself among them."""
+        policies = self._config.policies(self._num_agents)
+        return next(agents for agents in policies if agent in agents)
 
     def _turns(self) -> tuple[TurnSnapshot, ...]:
         batch = self._batch.read()
@@ -301,7 +359,7 @@ class RunRecord:
             epoch=self.epoch,
             prompts=self.prompts_done,
             time=self._now(),
-            elapsed_seconds=self._now() - self.start_time,
+            elapsed_seconds=self._seconds(),
             figures=figures,
         )
         for tracker in self._trackers:

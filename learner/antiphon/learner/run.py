@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from antiphon.clients.types import RunState
+from antiphon.learner.checkpoints import Checkpoints
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.data import Row, Tasks
 from antiphon.learner.publisher import AgentPublisher, Publication
 from antiphon.learner.record import RunRecord
+from antiphon.learner.reference import References
 from antiphon.learner.rollout import Grown, Rollout
 from antiphon.learner.samples import TrainingSample, training_samples
 from antiphon.learner.scoring import OnMainThread
@@ -28,12 +31,15 @@ class TrainingRun:
         tasks: The dataset.
         rollout: Grows trees.
         updates: Takes optimiser steps.
-        publishers: One per agent, agent 0 first.
+        publishers: One per policy, policy 0 first.
+        policies: The agents that each policy plays.
         record: Told once at the end of each stage.
         status: Told where the run stands.
         control: Asked between rollout batches.
+        checkpoints: Told between rollout batches; knows how far an earlier process trained.
         clock: Where the time goes.
         on_main_thread: Reads the dataset, which may be the user's code.
+        references: Measure the reference KL of trees; None where there is none.
     """
 
     def __init__(
@@ -44,20 +50,26 @@ class TrainingRun:
         rollout: Rollout,
         updates: Updates,
         publishers: Sequence[AgentPublisher],
+        policies: Sequence[Sequence[int]],
         record: RunRecord,
         status: RunStatus,
         control: RunControl,
+        checkpoints: Checkpoints,
         clock: StageClock,
         on_main_thread: OnMainThread,
+        references: References | None = None,
     ) -> None:
         self._config = config
         self._tasks = tasks
         self._rollout = rollout
         self._updates = updates
         self._publishers = publishers
+        self._policies = policies
+        self._references = references
         self._record = record
         self._status = status
         self._control = control
+        self._checkpoints = checkpoints
         self._clock = clock
         self._on_main_thread = on_main_thread
 
@@ -68,16 +80,24 @@ class TrainingRun:
             StoppedError: Somebody asked for the end; updates and publishing have finished.
         """
         self._record.published(await self._publish(range(len(self._publishers))))
+        self._checkpoints.ready()
         self._status.change(RunState.TRAINING)
-        for epoch in range(1, self._config.num_train_epochs + 1):
-            batches = rollout_batches(self._tasks.epoch(), self._config.rollout_batch_size)
+        cursor = self._checkpoints.cursor
+        for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
+            rows_left = self._tasks.epoch(cursor.rows_into(epoch))
+            batches = rollout_batches(rows_left, self._config.rollout_batch_size)
             while batch := await self._on_main_thread(partial(next, batches, None), "dataset"):
                 await self._go_on()
                 rows, end_of_epoch = batch
                 await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
+        await self._checkpoints.finished()
 
     async def _train_batch(self, epoch: int, rows: Sequence[Row], *, end_of_epoch: bool) -> None:
         grown = await self._control.unless_stopped(self._rollout.grow(epoch, rows))
+        if self._references is not None:
+            with self._clock.measure(UPDATE):
+                await self._references.measure(grown.roots, self._updates.each)
+        self._checkpoints.batch_begins()
         self._record.rolled_out(epoch, grown.roots, skipped=len(grown.skipped))
         self._tell_skipped(grown)
 
@@ -88,50 +108,61 @@ class TrainingRun:
         self._record.updated(updates)
 
         self._record.working_on("push", epoch=epoch)
-        self._record.published(await self._publish([u.agent for u in updates if u.stepped]))
+        stepped = [policy for policy, update in enumerate(updates) if update.stepped]
+        self._record.published(await self._publish(stepped))
 
         self._record.batch_done(self._clock.take())
         self._status.tell()
+        await self._checkpoints.batch_done(epoch, len(rows), end_of_epoch=end_of_epoch)
 
     async def _go_on(self) -> None:
         """Wait while paused; StoppedError where the run is to end."""
         if self._control.pause_asked:
             self._status.change(RunState.PAUSED)
-            await self._control.wait_while_paused()
+            while self._control.pause_asked:
+                await self._control.wait_while_paused()
+                await self._checkpoints.answer()
             if not self._control.stop_asked:
                 self._status.change(RunState.TRAINING)
         if self._control.stop_asked:
             raise StoppedError(self._control.stop_reason)
 
     def _samples(self, grown: Grown) -> list[list[TrainingSample]]:
-        """The nodes of all trees by agent, task after task, in pre-order."""
-        num_agents = len(self._publishers)
-        samples: list[list[TrainingSample]] = [[] for _ in range(num_agents)]
+        """The nodes of all trees by policy, in the order in which they enter its buffer.
+
+        Task after task, in pre-order, and within a node the policy's agents ascending.
+        """
+        samples: list[list[TrainingSample]] = [[] for _ in self._policies]
         for root in grown.roots:
             of_tree = training_samples(
                 root,
-                num_agents=num_agents,
+                num_agents=sum(len(agents) for agents in self._policies),
                 discount=self._config.discount,
                 mode=self._config.advantage_mode,
                 normalize=self._config.advantage_normalization,
+                reference_kl_coef=self._config.return_kl_coef,
             )
-            for agent in range(num_agents):
-                samples[agent] += of_tree[agent]
+            for policy, agents in enumerate(self._policies):
+                by_node = zip(*(of_tree[agent] for agent in agents), strict=True)
+                samples[policy] += chain.from_iterable(by_node)
         return samples
 
-    async def _publish(self, agents: Iterable[int]) -> list[Publication]:
+    async def _publish(self, policies: Iterable[int]) -> list[Publication]:
+        which = list(policies)
         with self._clock.measure(PUSH):
             async with task_group() as group:
-                pushes = [group.create_task(self._publishers[agent].publish()) for agent in agents]
+                pushes = [group.create_task(self._publishers[p].publish()) for p in which]
         published = [push.result() for push in pushes]
-        for publication in published:
-            self._status.agents[publication.agent].weights_version = publication.version
+        for policy, publication in zip(which, published, strict=True):
+            for agent in self._policies[policy]:
+                self._status.agents[agent].weights_version = publication.version
         return published
 
     def _count(self, updates: Sequence[AgentUpdate]) -> None:
-        for update in updates:
+        for agents, update in zip(self._policies, updates, strict=True):
             steps = sum(stats.stepped for _, stats in update.steps)
-            self._status.agents[update.agent].optimizer_steps += steps
+            for agent in agents:
+                self._status.agents[agent].optimizer_steps += steps
 
     def _tell_skipped(self, grown: Grown) -> None:
         for row, detail in grown.skipped:

@@ -3,6 +3,7 @@
     config.json                the resolved settings
     run.json                   the run's id and incarnation
     metrics.jsonl              a row of figures per line
+    checkpoints/               where to go on from (`checkpoint_store`)
     rollouts/*.parquet         a joint action per row: prompts, answers, rewards, advantages
     agent_0/, agent_1/, ...    the trained models
     summary.json, SUMMARY.md   how it ended
@@ -79,6 +80,26 @@ class RunFolder:
             raise FieldError("run folder", path, f"a folder that holds {_RUN_FILE}")
         return cls(path, str(json.loads(file.read_text())["run_id"]))
 
+    @classmethod
+    def make_again(cls, path: Path, run_id: str, incarnation: int) -> RunFolder:
+        """Make the folder of an earlier run that is gone, under the run's own id.
+
+        Args:
+            path: Where; a folder that is there already must be empty.
+            run_id: The run's id.
+            incarnation: The largest that is known.
+
+        Raises:
+            FieldError: There is something in it.
+        """
+        if path.is_dir() and any(path.iterdir()):
+            raise FieldError("run folder", path, f"the folder of run {run_id}, or an empty one")
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path, run_id)
+        folder._store(incarnation=incarnation)
+        (path / "rollouts").mkdir()
+        return folder
+
     @property
     def incarnation(self) -> int:
         """The incarnation stored last, 0 before the first."""
@@ -94,8 +115,18 @@ class RunFolder:
             1 + the larger of `found` and what the folder holds.
         """
         incarnation = 1 + max(found, self.incarnation)
-        self._store(incarnation)
+        self._store(incarnation=incarnation)
         return incarnation
+
+    @property
+    def checkpoint_directory(self) -> Path | None:
+        """Where the run keeps its checkpoints, None for `checkpoints` in this folder."""
+        given = json.loads((self.path / _RUN_FILE).read_text()).get("checkpoint_directory")
+        return None if given is None else Path(given)
+
+    def keep_checkpoints_in(self, directory: Path | None) -> None:
+        """Store where the run keeps its checkpoints."""
+        self._store(checkpoint_directory=None if directory is None else str(directory))
 
     @property
     def metrics_file(self) -> Path:
@@ -106,6 +137,19 @@ class RunFolder:
     def rollouts_folder(self) -> Path:
         """Trees, as Parquet files (`rollout_rows` says what is in them)."""
         return self.path / "rollouts"
+
+    def metrics_size(self) -> int:
+        """Bytes of the metrics so far, which are on disk when this returns."""
+        if not self.metrics_file.exists():
+            return 0
+        with self.metrics_file.open("ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def cut_metrics(self, size: int) -> None:
+        """Forget the rows of the metrics beyond this many bytes, half a row included."""
+        if self.metrics_file.exists() and self.metrics_file.stat().st_size > size:
+            os.truncate(self.metrics_file, size)
 
     def agent_folder(self, agent: int) -> Path:
         """Where an agent's trained model is."""
@@ -125,8 +169,10 @@ class RunFolder:
         write_atomically(path, text)
         return path
 
-    def _store(self, incarnation: int) -> None:
-        self.write_json(_RUN_FILE, {"run_id": self.run_id, "incarnation": incarnation})
+    def _store(self, **changes: Any) -> None:
+        file = self.path / _RUN_FILE
+        before = json.loads(file.read_text()) if file.is_file() else {}
+        self.write_json(_RUN_FILE, {"run_id": self.run_id, **before, **changes})
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ import grpc
 
 from antiphon.clients import wire
 from antiphon.clients.types import Run
-from antiphon.learner.control import RunControl
+from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.events import EventLog
 from antiphon.services.common.errors import ServiceError
 from antiphon.v1 import learner_pb2 as pb
@@ -73,8 +73,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def SaveCheckpoint(
         self, request: pb.SaveCheckpointRequest, context: Context
     ) -> pb.SaveCheckpointResponse:
-        """Refused: this version writes no checkpoints."""
-        _unavailable("checkpoints")
+        """Save at the next publish, or now where the run is paused."""
+        return pb.SaveCheckpointResponse(path=await self._checkpoint())
 
     async def Evaluate(
         self, request: pb.EvaluateRequest, context: Context
@@ -82,6 +82,19 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         """Refused: this version does not evaluate."""
         _unavailable("evaluation")
         yield  # makes it a stream
+
+    async def _checkpoint(self) -> str:
+        try:
+            return await self._control.ask_checkpoint()
+        except StoppedError as error:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"no checkpoint can be saved: {error}",
+            ) from error
+        except OSError as error:
+            raise ServiceError(
+                grpc.StatusCode.INTERNAL, f"the checkpoint could not be written: {error}"
+            ) from error
 
     def _now(self) -> pb.Run:
         return wire.run_to_proto(self._run.snapshot())

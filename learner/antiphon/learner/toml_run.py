@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,31 @@ import torch
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import RunState
 from antiphon.learner.agent_models import check_vocabulary
+from antiphon.learner.centralized import Centralized, TaggedAdapter
+from antiphon.learner.checkpoint_settings import checkpoint_settings
 from antiphon.learner.config import resolve_devices
 from antiphon.learner.data import Tasks
 from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
+from antiphon.learner.resume import ended_for_good, open_run
 from antiphon.learner.run_config import AgentSettings, FunctionSettings, RunConfig
-from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import AgentSetup, RunSetup, usable_cores
 from antiphon.learner.trackers.settings import WandbConfig, trackers_of
 from antiphon.services.common.load_function import load_function
 from antiphon.services.common.models import load_model, load_tokenizer
 
 
-def train_from_config(config: RunConfig) -> RunState:
+def train_from_config(config: RunConfig, *, resume: str | None = None) -> RunState:
     """Train the run that a TOML file describes, on the main thread.
 
     The run folder gets the resolved settings, the record, and the trained models where
     `run.save_models` says so.
+
+    Args:
+        config: The run.
+        resume: The run or checkpoint to go on from, as in `MAGRPOTrainer.train`; None begins anew.
 
     Returns:
         FINISHED, or STOPPED where somebody asked for the end.
@@ -42,10 +49,22 @@ def train_from_config(config: RunConfig) -> RunState:
         Exception: The root error of a run that failed.
     """
     setup = setup_from_config(config)
-    folder = RunFolder.create(config.run.directory.absolute(), config.run.name)
-    folder.write_config(config.resolved())
-    state = train(setup, folder)
-    where = folder.path / "SUMMARY.md"
+    checkpoints = checkpoint_settings(config.magrpo)
+    run = open_run(
+        setup,
+        config.resolved(),
+        runs=config.run.directory.absolute(),
+        name=config.run.name,
+        checkpoints=checkpoints,
+        resume_from=resume,
+    )
+    if ended_for_good(run.folder, run.checkpoint):
+        state = RunState.FINISHED
+    else:
+        state = train(
+            setup, run.folder, checkpoints=checkpoints, resume=run.checkpoint, notes=run.notes
+        )
+    where = run.folder.path / "SUMMARY.md"
     sys.stdout.write(f"The run has {state.value}: {where}\n")
     return state
 
@@ -60,14 +79,15 @@ def setup_from_config(config: RunConfig) -> RunSetup:
     reward = _function_or_service(config, config.reward)
     assert reward is not None  # checked when the config was read
     processor = config.reward.processor
+    prompts = Prompts(
+        _formatters(config),
+        config.num_agents,
+        passthrough=config.magrpo.external_prompt_passthrough,
+    )
     return RunSetup(
         config=config.magrpo.replace(num_agents=config.num_agents),
         tasks=Tasks(open_dataset(config.dataset), name="dataset"),
-        prompts=Prompts(
-            _formatters(config),
-            config.num_agents,
-            passthrough=config.magrpo.external_prompt_passthrough,
-        ),
+        prompts=prompts,
         reward=reward,
         transition=_function_or_service(config, config.transition),
         agents=_agents(config),
@@ -80,15 +100,21 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         save_models=config.run.save_models,
         trackers=trackers_of(config.magrpo.trackers, config.wandb),
         wandb=config.wandb or WandbConfig(),
+        centralized=_centralized(config, prompts),
     )
 
 
 def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
     devices = resolve_devices(
-        config.magrpo.agent_devices, config.num_agents, cuda_devices=torch.cuda.device_count()
+        config.magrpo.agent_devices, len(config.players), cuda_devices=torch.cuda.device_count()
     )
-    agents = []
-    for number, settings in enumerate(config.agents):
+    agents: list[AgentSetup] = []
+    for number, settings in enumerate(config.players):
+        addresses = tuple(config.endpoint(address) for address in settings.addresses)
+        rate = config.learning_rate(number)
+        if agents and config.magrpo.shared_policy:
+            agents.append(replace(agents[0], endpoints=addresses, learning_rate=rate))
+            continue
         model = load_model(settings.model, dtype=torch.float32, gguf_file=settings.gguf_file)
         tokenizer = _tokenizer(settings)
         check_vocabulary(number, model, tokenizer)
@@ -97,11 +123,19 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
                 model.to(settings.device or devices[number]),
                 tokenizer,
                 Path(settings.model).name if Path(settings.model).exists() else settings.model,
-                tuple(config.endpoint(address) for address in settings.addresses),
-                config.learning_rate(number),
+                addresses,
+                rate,
             )
         )
     return tuple(agents)
+
+
+def _centralized(config: RunConfig, prompts: Prompts) -> Centralized | None:
+    if config.centralized is None:
+        return None
+    name = config.centralized.adapter
+    make_adapter = TaggedAdapter if name is None else load_function(name)
+    return Centralized(make_adapter(), prompts, config.num_agents)
 
 
 def _tokenizer(settings: AgentSettings) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -15,18 +15,21 @@ from antiphon.learner.agent_models import (
     check_vocabulary,
     load_agents,
     model_name,
+    one_source,
     resolve_tokenizers,
 )
+from antiphon.learner.centralized import Centralized, CentralizedAdapter
+from antiphon.learner.checkpoint_settings import checkpoint_settings
 from antiphon.learner.config import MAGRPOConfig, resolve_devices
 from antiphon.learner.data import Tasks
+from antiphon.learner.description import described
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
-from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.resume import ended_for_good, open_run
 from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
 from antiphon.learner.signals import require_main_thread
 from antiphon.learner.trackers.settings import WandbConfig, read_wandb_config, trackers_of
-from antiphon.services.common.function_arguments import function_name
 from antiphon.services.common.server_settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -53,13 +56,20 @@ class MAGRPOTrainer:
             trainer.train()
             trainer.save_model("trained")
 
+    With ``args.shared_policy`` one model plays all agents: give it once, as `agent_model` or
+    ``agents=[model]``, and `num_agents`. A list of learning rates, models and tokenizers makes
+    agents that differ.
+
     Attributes:
-        agents: The models, trained in place.
+        agents: The models, trained in place; one model once per agent that it plays.
         tokenizers: One per agent; `tokenizer` is the first.
         args: The settings.
         num_agents: N.
         run_directory: Folder of the run; None before `train`.
     """
+
+    config_class: ClassVar[type[MAGRPOConfig]] = MAGRPOConfig
+    centralized: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class MAGRPOTrainer:
         transition_address: Endpoint | str | None = None,
         server: ServerSettings | None = None,
         threads: int | None = None,
+        centralized_adapter: CentralizedAdapter | None = None,
     ) -> None:
         """Names, order and meaning are CoMLRL's up to `args`; what follows it is given by keyword.
 
@@ -115,6 +126,8 @@ class MAGRPOTrainer:
             transition_address: A running transition service, instead of `external_transition`.
             server: How the learner's own service listens; None takes a free port of loopback.
             threads: Cores to share out; None takes all that this process may use.
+            centralized_adapter: Of `CentralizedMAGRPOTrainer`: joins the roles' prompts and splits
+                the model's answer.
 
         Raises:
             FieldError: Something is missing, contradicts or is not offered; it says what to give.
@@ -125,10 +138,14 @@ class MAGRPOTrainer:
             eval_aggregator=eval_aggregator,
         )
         wandb = read_wandb_config(wandb_config)
-        self.args = MAGRPOConfig() if args is None else args
+        self.args = self._settings(args)
         self.model_config = dict(model_config or {})
-        sources = agent_sources(agent_model, agents, num_agents, self.args)
-        self.num_agents = len(sources)
+        if self.args.shared_policy or self.centralized:
+            source, self.num_agents = one_source(agent_model, agents, num_agents, self.args)
+            sources = [source]
+        else:
+            sources = agent_sources(agent_model, agents, num_agents, self.args)
+            self.num_agents = len(sources)
         self.tokenizers = resolve_tokenizers(tokenizer, sources, self.model_config)
         self.tokenizer = self.tokenizers[0]
         reward = _one_of("reward_func", reward_func, "reward_address", reward_address)
@@ -140,14 +157,20 @@ class MAGRPOTrainer:
         prompts = Prompts(
             formatters, self.num_agents, passthrough=self.args.external_prompt_passthrough
         )
-        tasks, endpoints = Tasks(train_dataset), _endpoints(generation_addresses, self.num_agents)
+        roles = self._roles(centralized_adapter, prompts)
+        tasks, endpoints = Tasks(train_dataset), _endpoints(generation_addresses, len(sources))
         self.agents = load_agents(sources, self.model_config)
         devices = resolve_devices(
-            self.args.agent_devices, self.num_agents, cuda_devices=torch.cuda.device_count()
+            self.args.agent_devices, len(sources), cuda_devices=torch.cuda.device_count()
         )
         for number, (agent, device) in enumerate(zip(self.agents, devices, strict=True)):
             check_vocabulary(number, agent, self.tokenizers[number])
             agent.to(device)
+        if self.args.shared_policy:
+            self.agents, self.tokenizers = (
+                one * self.num_agents for one in (self.agents, self.tokenizers)
+            )
+            sources, endpoints = sources * self.num_agents, endpoints * self.num_agents
         self.run_directory: Path | None = None
         self._run_parent, self._run_name = Path(run_directory), run_name
         self._setup = RunSetup(
@@ -166,70 +189,101 @@ class MAGRPOTrainer:
             threads=threads or usable_cores(),
             trackers=trackers_of(self.args.trackers, wandb),
             wandb=wandb or WandbConfig(),
+            centralized=roles,
         )
+
+    def _settings(self, args: MAGRPOConfig | None) -> MAGRPOConfig:
+        """The settings, which must be of this trainer's algorithm."""
+        if args is None:
+            return self.config_class()
+        wanted = self.config_class.model_fields["advantage_mode"].default
+        fits = not self.centralized and args.advantage_mode == wanted
+        if self.config_class is MAGRPOConfig or isinstance(args, self.config_class) or fits:
+            return args
+        raise FieldError(
+            "args",
+            f"{type(args).__name__} with advantage_mode {args.advantage_mode!r}",
+            f"{self.config_class.__name__}(...), for {type(self).__name__}",
+        )
+
+    def _roles(self, adapter: CentralizedAdapter | None, prompts: Prompts) -> Centralized | None:
+        """What splits joint answers, where this trainer is centralised."""
+        if not self.centralized and adapter is None:
+            return None
+        if not self.centralized or adapter is None:
+            raise FieldError(
+                "centralized_adapter",
+                "nothing" if adapter is None else f"a {type(adapter).__name__}",
+                "an adapter such as TaggedAdapter(), and CentralizedMAGRPOTrainer to use it",
+            )
+        return Centralized(adapter, prompts, self.num_agents)
 
     def train(
         self,
-        resume_from_checkpoint: Any = None,
-        checkpoint_dir: Any = None,
-        checkpoint_interval: int = 1,
+        resume_from_checkpoint: bool | str | Path | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_interval: int | None = None,
         checkpoint_total_limit: int | None = None,
     ) -> None:
         """Train to the end, on the main thread; SIGINT and SIGTERM belong to it meanwhile.
 
-        Checkpoints are not offered by this version: the parameters are CoMLRL's and must keep
-        their defaults.
+        A run that is resumed goes on where its checkpoint was taken, and ends with the weights of
+        one that was not interrupted; one that has finished only gives the agents their weights.
+
+        Args:
+            resume_from_checkpoint: The folder of a run, of a checkpoint, or of several; True or
+                ``"latest"`` resumes the newest run in `run_directory` (that of `run_name`, where
+                it is given) and begins a new one where there is none.
+            checkpoint_dir: Folder for checkpoints instead of the run's own. With it, the two
+                settings below mean what they do in CoMLRL: every epoch, and all are kept.
+            checkpoint_interval: Epochs between two checkpoints, instead of what `args` says.
+            checkpoint_total_limit: Checkpoints to keep, instead of what `args` says.
 
         Raises:
-            FieldError: A parameter has another value.
+            FieldError: There is nothing to resume, or a setting differs that must not.
             KeyboardInterrupt: Ctrl-C came; what was under way has been finished in order.
             SystemExit: SIGTERM came (code 143), likewise.
             Exception: The root error of a run that failed.
         """
-        given = {
-            "resume_from_checkpoint": resume_from_checkpoint is not None,
-            "checkpoint_dir": checkpoint_dir is not None,
-            "checkpoint_interval": checkpoint_interval != 1,
-            "checkpoint_total_limit": checkpoint_total_limit is not None,
-        }
-        for name, changed in given.items():
-            if changed:
-                raise FieldError(name, "a value", "none: this version does not offer checkpoints")
         require_main_thread()
-        folder = RunFolder.create(self._run_parent.absolute(), self._run_name)
-        folder.write_config(described(self._setup))
-        self.run_directory = folder.path
-        train(self._setup, folder)
+        checkpoints = checkpoint_settings(
+            self.args,
+            directory=checkpoint_dir,
+            interval=checkpoint_interval,
+            total_limit=checkpoint_total_limit,
+        )
+        run = open_run(
+            self._setup,
+            described(self._setup),
+            runs=self._run_parent,
+            name=self._run_name,
+            checkpoints=checkpoints,
+            resume_from=resume_from_checkpoint,
+        )
+        self.run_directory = run.folder.path
+        if ended_for_good(run.folder, run.checkpoint):
+            raise FieldError(
+                "resume_from_checkpoint",
+                f"run {run.folder.run_id}, which has finished and kept no checkpoint",
+                "a run with a checkpoint, which the agents could get their weights from",
+            )
+        train(
+            self._setup,
+            run.folder,
+            checkpoints=checkpoints,
+            resume=run.checkpoint,
+            notes=run.notes,
+        )
 
     def save_model(self, output_dir: str | Path) -> None:
         """Save every agent with its tokenizer in `output_dir`/agent_0, agent_1, ...
 
-        Each folder loads with `AutoModelForCausalLM.from_pretrained`.
+        Each folder loads with `AutoModelForCausalLM.from_pretrained`. A model that plays several
+        agents is saved once, in `agent_0`.
         """
-        for number, model in enumerate(self.agents):
-            save_agent(Path(output_dir) / f"agent_{number}", model, self.tokenizers[number])
-
-
-def described(setup: RunSetup) -> dict[str, Any]:
-    """What a script's run was told, as JSON values."""
-    return {
-        "magrpo": setup.config.replace(num_agents=setup.num_agents).model_dump(mode="json"),
-        "agents": [
-            {"model": agent.name, "addresses": [endpoint.address for endpoint in agent.endpoints]}
-            for agent in setup.agents
-        ],
-        "reward": _who(setup.reward),
-        "transition": _who(setup.transition),
-        "dataset": {"rows": setup.tasks.length, "columns": list(setup.tasks.columns())},
-    }
-
-
-def _who(given: Callable[..., Any] | Endpoint | None) -> dict[str, str]:
-    if given is None:
-        return {}
-    if isinstance(given, Endpoint):
-        return {"address": given.address}
-    return {"function": function_name(given)}
+        for number, *_ in self._setup.policies:
+            folder = Path(output_dir) / f"agent_{number}"
+            save_agent(folder, self.agents[number], self.tokenizers[number])
 
 
 def _one_of(

@@ -99,7 +99,12 @@ def test_the_run_gets_the_resolved_settings(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[RunConfig] = []
-    monkeypatch.setattr(toml_run, "train_from_config", given.append)
+
+    def keep(config: RunConfig, *, resume: str | None) -> None:
+        assert resume is None
+        given.append(config)
+
+    monkeypatch.setattr(toml_run, "train_from_config", keep)
     result = CliRunner().invoke(
         app,
         ["train", str(run_file), "--set", "magrpo.num_generations=3"],
@@ -125,7 +130,7 @@ def test_the_run_gets_the_resolved_settings(
 def test_how_a_run_ends_is_the_exit_code(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
-    def end(config: RunConfig) -> None:
+    def end(config: RunConfig, *, resume: str | None) -> None:
         raise error
 
     monkeypatch.setattr(toml_run, "train_from_config", end)
@@ -135,7 +140,7 @@ def test_how_a_run_ends_is_the_exit_code(
 def test_the_root_error_is_last_on_the_screen(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: RunConfig) -> None:
+    def fail(config: RunConfig, *, resume: str | None) -> None:
         raise UserFunctionError("reward", "raised ValueError: bad", trace="Traceback: line 3")
 
     monkeypatch.setattr(toml_run, "train_from_config", fail)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from antiphon.clients.types import RunState, Task
+from antiphon.learner.checkpoints import Cursor
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.data import Row, Tasks
@@ -71,7 +72,36 @@ class Story:
         return lambda *args, **how: None
 
 
-def run_of(story: Story, control: RunControl, *prompts: str, **config: Any) -> TrainingRun:
+@dataclass
+class Between:
+    """Takes the place of the checkpoints, which are told between batches, at `cursor` so far."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    told: list[str] = field(default_factory=list)
+
+    def ready(self) -> None:
+        self.told.append("ready")
+
+    def batch_begins(self) -> None:
+        self.told.append("begins")
+
+    async def batch_done(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
+        self.told.append(f"done {epoch}:{rows}{', end of epoch' if end_of_epoch else ''}")
+
+    async def finished(self) -> None:
+        self.told.append("finished")
+
+    async def answer(self) -> None:
+        self.told.append("answer")
+
+
+def run_of(
+    story: Story,
+    control: RunControl,
+    *prompts: str,
+    checkpoints: Between | None = None,
+    **config: Any,
+) -> TrainingRun:
     async def inline(function: Callable[[], Any], what: str) -> Any:
         return function()
 
@@ -81,9 +111,11 @@ def run_of(story: Story, control: RunControl, *prompts: str, **config: Any) -> T
         rollout=story,  # type: ignore[arg-type]
         updates=story,  # type: ignore[arg-type]
         publishers=[story.publisher(agent) for agent in range(2)],
+        policies=[(0,), (1,)],
         record=story,  # type: ignore[arg-type]
         status=story,  # type: ignore[arg-type]
         control=control,
+        checkpoints=checkpoints or Between(),  # type: ignore[arg-type]
         clock=StageClock(),
         on_main_thread=inline,
     )
@@ -132,6 +164,58 @@ async def test_a_pause_waits_before_the_next_batch_until_resume() -> None:
         control.resume()
         await running
     assert story.told[story.told.index("paused") + 1 :][:2] == ["training", "grow 1:y"]
+
+
+async def test_checkpoints_are_told_between_batches_only() -> None:
+    between = Between()
+    run = run_of(Story(), RunControl(), "x", "y", "z", rollout_batch_size=2, checkpoints=between)
+    await run.train()
+    assert between.told == [
+        "ready",
+        *("begins", "done 1:2", "begins", "done 1:1, end of epoch", "finished"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "grown"),
+    [
+        (Cursor(1, 2), ["1:z", "2:x,y", "2:z"]),
+        (Cursor(1, 3, epoch_done=True), ["2:x,y", "2:z"]),
+        (Cursor(2, 2), ["2:z"]),
+        (Cursor(2, 3, epoch_done=True), []),
+    ],
+)
+async def test_a_resumed_run_goes_on_behind_the_last_prompt_that_was_trained(
+    cursor: Cursor, grown: list[str]
+) -> None:
+    """S12: no prompt is skipped or repeated; past the last one nothing is trained."""
+    story = Story()
+    await run_of(
+        story,
+        RunControl(),
+        *("x", "y", "z"),
+        num_train_epochs=2,
+        rollout_batch_size=2,
+        checkpoints=Between(cursor),
+    ).train()
+    told = [line.removeprefix("grow ") for line in story.told if line.startswith("grow")]
+    assert told == grown
+
+
+async def test_a_checkpoint_that_is_asked_for_during_a_pause_does_not_wait_for_the_end_of_it() -> (
+    None
+):
+    control, between = RunControl(), Between()
+    control.pause()
+    running = asyncio.create_task(run_of(Story(), control, "x", checkpoints=between).train())
+    async with asyncio.timeout(5):
+        asked = control.ask_checkpoint()
+        while "answer" not in between.told:
+            await asyncio.sleep(0)
+        assert control.take_checkpoint_requests() == [asked]
+        assert "begins" not in between.told
+        control.resume()
+        await running
 
 
 async def test_a_stop_drops_the_rollout_under_way_and_nothing_of_it_is_trained() -> None:
