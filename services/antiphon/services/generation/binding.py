@@ -29,6 +29,10 @@ def _refusal(reason: str, message: str, metadata: dict[str, str]) -> ServiceErro
     )
 
 
+def _short(digest: bytes) -> str:
+    return f"{digest.hex()[:16]}…" if digest else "none"
+
+
 def check_sampling(
     loaded: LoadedWeights, *, run_id: str, incarnation: int, min_version: int, boot_id: str
 ) -> None:
@@ -144,8 +148,16 @@ class Binding:
             boot_id=self._boot_id,
         )
 
-    def admit_push(self, loaded: LoadedWeights, header: PushHeader) -> PushDecision:
+    def admit_push(
+        self, loaded: LoadedWeights, header: PushHeader, *, base_digest: bytes = b""
+    ) -> PushDecision:
         """Lets a push in, or says why not.
+
+        Args:
+            loaded: What is loaded.
+            header: Of the push.
+            base_digest: Digest of the model's own tensors as they are loaded, which an adapter
+                adds to; empty for none.
 
         Raises:
             ServiceError: FAILED_PRECONDITION with RUN_LEASE_HELD, INCARNATION_SUPERSEDED,
@@ -172,13 +184,21 @@ class Binding:
                 f"{loaded.digest.hex()[:16]}…",
                 metadata,
             )
+        fits = base_digest and header.base_digest == base_digest
+        if header.kind is PushKind.ADAPTER and not fits:
+            raise _refusal(
+                "PUSH_BASE_MISMATCH",
+                f"header.base_digest: got {header.base_digest.hex()[:16]}…, wanted "
+                f"{_short(base_digest)}, that of the model without adapter; send all",
+                metadata,
+            )
         base = (header.base_version, header.base_digest)
-        if header.kind is not PushKind.FULL and base != (loaded.version, loaded.digest):
+        if header.kind is PushKind.DELTA and base != (loaded.version, loaded.digest):
             raise _refusal(
                 "PUSH_BASE_MISMATCH",
                 f"header.base_version: got {header.base_version} with digest "
                 f"{header.base_digest.hex()[:16]}…, wanted {loaded.version} with "
-                f"{loaded.digest.hex()[:16]}…, which is loaded; send what is missing, or all",
+                f"{_short(loaded.digest)}, which is loaded; send what is missing, or all",
                 metadata,
             )
         return PushDecision.TAKE

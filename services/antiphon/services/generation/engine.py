@@ -74,7 +74,20 @@ class Engine(Protocol):
 
     @property
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of every tensor that a full push holds."""
+        """Name and shape of each of the model's own tensors, which every full push holds."""
+        ...
+
+    @property
+    def base(self) -> tuple[TensorSpec, ...]:
+        """The model's own tensors as they are loaded, without an adapter's; empty for none."""
+        ...
+
+    def check_adapter(self, specs: Sequence[TensorSpec], field: str) -> None:
+        """Checks that an adapter fits the model.
+
+        Raises:
+            FieldError: Naming what does not fit.
+        """
         ...
 
     @property
@@ -98,9 +111,10 @@ class Engine(Protocol):
         ...
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
-        """Swaps all weights and returns the seconds in which nothing could be sampled.
+        """Swaps weights and returns the seconds in which nothing could be sampled.
 
-        The tensors have the names and shapes of `tensor_shapes`. Cancelling the wait does not
+        The tensors are all of `tensor_shapes`, an adapter's, or both. An adapter replaces the one
+        before it, and the model's own tensors without one leave none. Cancelling the wait does not
         undo the swap.
         """
         ...

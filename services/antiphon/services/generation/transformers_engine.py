@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import (
@@ -18,7 +19,9 @@ from antiphon.clients.types import (
     Prompt,
     PushKind,
     TensorDtype,
+    TensorSpec,
 )
+from antiphon.services.common.lora import Adapter, check_adapter, is_adapter_tensor
 from antiphon.services.common.models import (
     context_length,
     end_token_ids,
@@ -93,7 +96,7 @@ class TransformersEngine:
             context_length=context_length(model.config),
             end_token_ids=tuple(sorted(self._end_ids)),
             capabilities=EngineCapabilities(
-                push_kinds=frozenset({PushKind.FULL}),
+                push_kinds=frozenset({PushKind.FULL, PushKind.ADAPTER}),
                 token_ids=True,
                 logprobs=True,
                 full_logprobs=True,
@@ -102,10 +105,13 @@ class TransformersEngine:
         )
         tensors = wire_tensors(model)
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(tensors)
+        self._adapter = Adapter(model)
+        self.base: tuple[TensorSpec, ...] = ()
         self.loaded = LoadedWeights()
         if weights:
             self._round(weights_dtype)
-            self.loaded = LoadedWeights(digest=weights_digest(tensor_specs(tensors, weights_dtype)))
+            self.base = tensor_specs(tensors, weights_dtype)
+            self.loaded = LoadedWeights(digest=weights_digest(self.base))
         self._metrics.step_age.set_function(lambda: self._thread.seconds_since_step)
         self._metrics.requests_waiting.set_function(lambda: float(self._thread.waiting))
         self._metrics.weights_version.set(0)
@@ -156,22 +162,33 @@ class TransformersEngine:
         self._thread.put(job)
         return await asyncio.shield(job.done)
 
+    def check_adapter(self, specs: Sequence[TensorSpec], field: str) -> None:
+        """Checks that an adapter fits the model; see `lora.check_adapter`."""
+        check_adapter(self.model, ((spec.name, spec.shape) for spec in specs), field)
+
     def _swap(self, job: Swap) -> None:
-        """Overwrites the model's weights; runs in the engine's thread between steps.
+        """Overwrites weights; runs in the engine's thread between steps.
 
         A failure in its middle leaves weights that must not sample: the engine then has none.
         """
-        new = {
-            pushed.spec.name: from_bytes(pushed.data, pushed.spec.dtype, pushed.spec.shape)
-            for pushed in job.tensors
-        }
+        own: dict[str, Tensor] = {}
+        adapter: dict[str, Tensor] = {}
+        for pushed in job.tensors:
+            tensors = adapter if is_adapter_tensor(pushed.spec.name) else own
+            tensors[pushed.spec.name] = from_bytes(
+                pushed.data, pushed.spec.dtype, pushed.spec.shape
+            )
         try:
-            copy_into(self.model, new)
+            if own:
+                copy_into(self.model, own)
+            self._adapter.replace(adapter)
         except FieldError:
             raise  # Refused before the first byte was written: the old weights are whole.
         except BaseException:
-            self.loaded = LoadedWeights()
+            self.loaded, self.base = LoadedWeights(), ()
             raise
+        if own:
+            self.base = tuple(p.spec for p in job.tensors if p.spec.name in own)
         self.loaded = job.loaded
         self._metrics.weights_version.set(job.loaded.version)
 

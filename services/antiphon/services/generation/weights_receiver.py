@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,16 @@ from antiphon.clients.types import (
     FieldError,
     LoadedWeights,
     PushHeader,
+    PushKind,
     PushResult,
     PushState,
     PushStatus,
+    TensorSpec,
     WeightsChunk,
 )
 from antiphon.clients.wire import PushQuery
 from antiphon.services.common.errors import ServiceError
+from antiphon.services.common.lora import is_adapter_tensor
 from antiphon.services.common.tensors import check_names_and_shapes
 from antiphon.services.generation.binding import Binding, PushDecision
 from antiphon.services.generation.engine import Engine
@@ -104,11 +107,11 @@ class WeightsReceiver:
             raise FieldError("part", came, "the push's header first")
         self._check_header(header)
         wanted = _identity(header)
-        decision = self._binding.admit_push(self._engine.loaded, header)
+        decision = self._admit(header)
         with self._binding.call(header.run_id):
             while self._applying is not None and self._applying[0] != wanted:
                 await asyncio.wait({self._applying[1]})
-                decision = self._binding.admit_push(self._engine.loaded, header)
+                decision = self._admit(header)
             if decision is PushDecision.ALREADY_APPLIED:
                 return self._result(header, 0.0)
             if self._applying is None:
@@ -142,16 +145,28 @@ class WeightsReceiver:
                 reason="FEATURE_UNAVAILABLE",
                 metadata={"feature": feature},
             )
-        check_names_and_shapes(
-            self._engine.tensor_shapes,
-            ((spec.name, spec.shape) for spec in header.tensors),
-            "header.tensors",
-        )
-        computed = weights_digest(header.tensors)
-        if computed != header.digest:
-            raise FieldError(
-                "header.digest", header.digest.hex(), f"{computed.hex()}, that of header.tensors"
+        adapter = header.tensors
+        if header.kind is PushKind.FULL:
+            adapter = tuple(spec for spec in header.tensors if is_adapter_tensor(spec.name))
+            own = [spec for spec in header.tensors if not is_adapter_tensor(spec.name)]
+            check_names_and_shapes(
+                self._engine.tensor_shapes,
+                ((spec.name, spec.shape) for spec in own),
+                "header.tensors",
             )
+            _check_digest(header, header.tensors, "that of header.tensors")
+        self._engine.check_adapter(adapter, "header.tensors")
+
+    def _admit(self, header: PushHeader) -> PushDecision:
+        """Lets a push in, its result being what the header says; or says why not."""
+        base = self._engine.base
+        digest = weights_digest(base) if base else b""
+        decision = self._binding.admit_push(self._engine.loaded, header, base_digest=digest)
+        if header.kind is PushKind.ADAPTER:
+            _check_digest(
+                header, (*base, *header.tensors), "that of the loaded base and header.tensors"
+            )
+        return decision
 
     def _stage(self, header: PushHeader) -> Staging:
         """The staging of this push, with what earlier streams of it brought."""
@@ -231,6 +246,12 @@ class WeightsReceiver:
             boot_id=self._boot_id,
             pause_seconds=pause_seconds,
         )
+
+
+def _check_digest(header: PushHeader, tensors: Iterable[TensorSpec], what: str) -> None:
+    computed = weights_digest(tensors)
+    if computed != header.digest:
+        raise FieldError("header.digest", header.digest.hex(), f"{computed.hex()}, {what}")
 
 
 async def _next(parts: AsyncIterator[Part]) -> Part | None:

@@ -191,20 +191,17 @@ async def test_a_tensor_that_does_not_match_its_checksum_is_refused(tiny_folders
         assert r.version == 1
 
 
-async def test_deltas_and_adapters_are_named_as_features_that_this_server_lacks(
-    tiny_folders: Folders,
-) -> None:
+async def test_deltas_are_named_as_a_feature_that_this_server_lacks(tiny_folders: Folders) -> None:
     """S2, wrong base included: the version stays, old weights keep serving."""
     async with replica(tiny_folders(seed=0)) as r:
         before = await sampled(r)
-        for kind in (PushKind.DELTA, PushKind.ADAPTER):
-            push = push_of(
-                tiny_folders(seed=5), 1, kind=kind, base_version=7, base_digest=bytes(32)
-            )
-            with pytest.raises(CallError) as caught:
-                await r.push(push)
-            assert refusal(caught) == (Code.UNIMPLEMENTED, "FEATURE_UNAVAILABLE")
-            assert caught.value.metadata == {"feature": f"{kind.name} push"}
+        push = push_of(
+            tiny_folders(seed=5), 1, kind=PushKind.DELTA, base_version=7, base_digest=bytes(32)
+        )
+        with pytest.raises(CallError) as caught:
+            await r.push(push)
+        assert refusal(caught) == (Code.UNIMPLEMENTED, "FEATURE_UNAVAILABLE")
+        assert caught.value.metadata == {"feature": "DELTA push"}
         assert (r.version, await sampled(r)) == (0, before)
 
 

@@ -66,7 +66,8 @@ class World:
     ) -> str | PushDecision:
         header = PushHeader(run, incarnation, agent, version, digest, kind, (), *base)
         try:
-            return self.binding.admit_push(self.weights, header)
+            base_digest = b"model" if self.weights.digest else b""
+            return self.binding.admit_push(self.weights, header, base_digest=base_digest)
         except ServiceError as error:
             return reason_of(error)
 
@@ -108,7 +109,10 @@ def test_what_a_generate_may_sample(
         (loaded(4, run="b"), 1, {}, TAKE),
         (loaded(4), 5, {"kind": PushKind.DELTA, "base": (4, b"d")}, TAKE),
         (loaded(4), 5, {"kind": PushKind.DELTA, "base": (4, b"other")}, BASE),
-        (loaded(4), 5, {"kind": PushKind.ADAPTER, "base": (3, b"d")}, BASE),
+        (loaded(4), 5, {"kind": PushKind.ADAPTER, "base": (0, b"model")}, TAKE),
+        (loaded(4), 5, {"kind": PushKind.ADAPTER, "base": (4, b"d")}, BASE),
+        (START, 1, {"kind": PushKind.ADAPTER, "base": (0, b"model")}, TAKE),
+        (NOTHING, 1, {"kind": PushKind.ADAPTER, "base": (0, b"")}, BASE),
         (START, 1, {"kind": PushKind.DELTA, "base": (0, b"start")}, TAKE),
         (loaded(4), 5, {"kind": PushKind.FULL, "base": (3, b"wrong")}, TAKE),
     ],
