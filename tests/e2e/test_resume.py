@@ -1,0 +1,143 @@
+"""Promise 1: a run that is killed anywhere and resumed ends as one that was not."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.support import run_folders
+from tests.support.processes import Processes
+
+from antiphon.learner.rollout_reader import read_trees
+
+PROMPTS_BY_BATCH = [2, 4, 5, 7, 9, 10]
+"""Five prompts in batches of two, for two epochs."""
+# Reward calls: a batch of two trees has 2 * (2 + 4) of joint actions. Updates: a buffer of four
+# nodes with minibatches of three, for each of two agents. Pushes: one per agent and publish.
+PLACES = [
+    "incarnation stored:1",
+    "push:1",
+    "reward:3",
+    "reward:20",
+    "transition:7",
+    "update:3",
+    "update:12",
+    "push:8",
+    "record:3",
+    "checkpoint component:9",
+    "checkpoint marked:3",
+    "checkpoint renamed:4",
+    "save:1",
+]
+
+
+def run(processes: Processes, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Runs the script to its end; exit code and output."""
+    number = len(processes.started)
+    script = [sys.executable, "-m", "tests.e2e.resumable_run", str(folder), *arguments]
+    started = processes.start(f"run-{number}", script, cwd=Path.cwd())
+    return started.wait(timeout=400), started.log
+
+
+def kill(processes: Processes, folder: Path, place: str, *arguments: str) -> None:
+    """Runs the script until it kills itself at `place`."""
+    code, log = run(processes, folder, "--kill", place, *arguments)
+    assert code == -signal.SIGKILL, f"not killed at {place}: code {code}\n{log}"
+
+
+def finish(processes: Processes, folder: Path) -> str:
+    """Resumes the script and lets it end; its output."""
+    code, log = run(processes, folder, "--resume")
+    assert code == 0, log
+    return log
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody kills."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with Processes(folder) as processes:
+        code, log = run(processes, folder)
+    assert code == 0, log
+    return folder
+
+
+def assert_same(folder: Path, wanted: Path) -> None:
+    """Weights bit for bit; every prompt once in the metrics and the rollouts, with its figures."""
+    for agent in range(2):
+        weights = load_file(folder / "trained" / f"agent_{agent}" / "model.safetensors")
+        others = load_file(wanted / "trained" / f"agent_{agent}" / "model.safetensors")
+        assert weights.keys() == others.keys()
+        for name in weights:
+            assert weights[name].numpy().tobytes() == others[name].numpy().tobytes(), name
+    rows, other_rows = figures(folder), figures(wanted)
+    assert [row["prompts"] for row in rows] == PROMPTS_BY_BATCH
+    assert rows == other_rows
+    assert trees(folder) == trees(wanted)
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """Rows of the metrics without those that tell time and traffic."""
+    return [
+        {name: value for name, value in row.items() if not tells_time(name)}
+        for row in run_folders.metrics(folder / "runs" / "run")
+    ]
+
+
+def tells_time(name: str) -> bool:
+    return "seconds" in name or name == "time" or "push_" in name
+
+
+def trees(folder: Path) -> list[Any]:
+    """What was sampled, tree by tree, in the order of training."""
+    return [
+        (tree[0].epoch, tree[0].row, [action for node in tree for action in node.joint_actions])
+        for tree in read_trees(folder / "runs" / "run" / "rollouts")
+    ]
+
+
+def resumed_chain(processes: Processes, folder: Path, places: Sequence[str]) -> None:
+    """Kills the run at each place in turn, and lets it end."""
+    for number, place in enumerate(places):
+        kill(processes, folder, place, *(["--resume"] if number else []))
+    finish(processes, folder)
+
+
+@pytest.mark.timeout(1800)
+def test_a_run_killed_three_times_ends_with_bitwise_the_weights_of_one_that_was_not(
+    uninterrupted: Path, processes: Processes, tmp_path: Path
+) -> None:
+    """S12: killed while it samples, between the steps of an update, and in the middle of a push."""
+    resumed_chain(processes, tmp_path, ["reward:17", "update:4", "push:4"])
+    assert_same(tmp_path, uninterrupted)
+    assert (tmp_path / "runs" / "run-2").exists() is False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_killed_anywhere_ends_with_bitwise_the_weights_of_one_that_was_not(
+    uninterrupted: Path, processes: Processes, tmp_path: Path, place: str
+) -> None:
+    kill(processes, tmp_path, place)
+    finish(processes, tmp_path)
+    assert_same(tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_that_has_finished_ends_at_once_and_says_so(
+    uninterrupted: Path, processes: Processes, tmp_path: Path
+) -> None:
+    """S12: resumed past the last step; the agents get the weights that were trained."""
+    kill(processes, tmp_path, "save:2")
+    before = run_folders.metrics(tmp_path / "runs" / "run")
+    log = finish(processes, tmp_path)
+    assert "nothing is left to train" in log
+    assert run_folders.metrics(tmp_path / "runs" / "run") == before
+    assert_same(tmp_path, uninterrupted)
