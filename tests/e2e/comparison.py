@@ -34,7 +34,7 @@ class Compared:
 
     def largest_weight_difference(self) -> float:
         """Trained against reference, over all parameters; relative where a weight is above 1."""
-        differences = [
+        differences: list[float] = [
             ((parameter.detach().double() - expected).abs() / expected.abs().clamp_min(1))
             .max()
             .item()

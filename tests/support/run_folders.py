@@ -79,10 +79,10 @@ def _mean(values: list[float | None]) -> float | None:
 
 def total(rows: list[dict[str, Any]], name: str) -> float:
     """Sum of a figure over the rows that have it."""
-    return sum(row[name] for row in rows if name in row)
+    return sum(float(row[name]) for row in rows if name in row)
 
 
 def overall_mean(rows: list[dict[str, Any]], name: str, count: str) -> float:
     """Mean of a figure over all that its rows counted under `count`."""
-    weighted = sum(row[name] * row[count] for row in rows if name in row)
+    weighted = sum(float(row[name]) * float(row[count]) for row in rows if name in row)
     return weighted / total([row for row in rows if name in row], count)
