@@ -62,6 +62,20 @@ class LearnerClient(Client):
             self._stub.StopRun, pb.StopRunRequest(reason=reason), "StopRun", timeout
         )
 
+    async def save_checkpoint(self, timeout: float) -> str:
+        """Have a checkpoint saved at the next publish; its path on the learner's machine.
+
+        Args:
+            timeout: Seconds to wait until it is written, a rollout batch and its update included.
+        """
+        return await self._call(
+            self._stub.SaveCheckpoint,
+            pb.SaveCheckpointRequest(),
+            lambda response: str(response.path),
+            rpc="SaveCheckpoint",
+            timeout=timeout,
+        )
+
     async def watch(
         self,
         after_sequence: int = 0,

@@ -99,6 +99,11 @@ class Checkpoints:
         self._newest_cursor = self.cursor  # what is trained up to here need not be saved again
         self._saving: asyncio.Task[Checkpoint] | None = None
 
+    @property
+    def current(self) -> Checkpoint | None:
+        """The checkpoint of this moment, None where none is written."""
+        return self._newest if self.cursor == self._newest_cursor else None
+
     def add(self, name: str, components: Sequence[Component]) -> None:
         """Have the state of these in every checkpoint, as ``name_0``, ``name_1``, ..."""
         for number, component in enumerate(components):
@@ -221,8 +226,8 @@ class Checkpoints:
 
     async def _save(self) -> Checkpoint:
         """The checkpoint of this moment, written now where there is none yet."""
-        if self._newest is not None and self.cursor == self._newest_cursor:
-            return self._newest
+        if self.current is not None:
+            return self.current
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._write())
         return await asyncio.shield(self._saving)

@@ -79,7 +79,7 @@ class Child:
             ChildError: It ended before, or does not serve `within` seconds.
         """
         deadline = time.monotonic() + within
-        while not self.address_file.exists():
+        while (address := self._written_address()) is None:
             if self.process.poll() is not None:
                 raise ChildError(
                     f"the {self.name} ended with code {self.process.returncode} before it served; "
@@ -91,7 +91,14 @@ class Child:
                     f"{self.log_file} ends with:\n{self.log_end()}"
                 )
             await asyncio.sleep(POLL_SECONDS)
-        return str(json.loads(self.address_file.read_text())["address"])
+        return address
+
+    def _written_address(self) -> str | None:
+        """The address in the file, if it is this child's: that of a killed run may outlive it."""
+        if not self.address_file.exists():
+            return None
+        written = json.loads(self.address_file.read_text())
+        return str(written["address"]) if written["pid"] == self.process.pid else None
 
     def log_end(self) -> str:
         """The last lines of its log."""

@@ -58,7 +58,7 @@ def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     if tensors:
         file_name = folder / f"{name}.safetensors"
-        save_file({key: _plain(tensor) for key, tensor in tensors.items()}, file_name)
+        save_file(_plain(tensors), file_name)
         flush(file_name)
 
 
@@ -133,8 +133,15 @@ def _put(tensors: dict[str, Tensor], key: str, tensor: Tensor) -> str:
     return key
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU, contiguous, in memory that it shares with no other."""
-    plain = tensor.detach().to("cpu").contiguous()
-    shared = plain.untyped_storage().nbytes() != plain.nbytes
-    return plain.clone() if shared else plain
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, each in memory that it shares with no other."""
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, tensor in tensors.items():
+        moved = tensor.detach().to("cpu").contiguous()
+        memory = moved.untyped_storage()
+        if memory.data_ptr() in seen or memory.nbytes() != moved.nbytes:
+            moved = moved.clone()
+        seen.add(memory.data_ptr())
+        plain[key] = moved
+    return plain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,13 +29,37 @@ def child_of(directory: Path, script: str) -> Child:
     return Child("service of the test", process, log, address)
 
 
-SERVING = "import pathlib; pathlib.Path('address.json').write_text('{\"address\": \"unix:/x\"}')\n"
+SERVING = """
+import json, os
+with open("written", "w") as file:
+    json.dump({"address": "unix:/x", "pid": os.getpid()}, file)
+os.replace("written", "address.json")
+"""
 
 
 async def test_the_address_is_what_the_child_wrote_once_it_served(tmp_path: Path) -> None:
     child = child_of(tmp_path, SERVING + "import sys; sys.stdin.read()")
     try:
         assert await child.address(within=30) == "unix:/x"
+    finally:
+        stop_children([child], grace=5)
+
+
+async def test_the_address_of_a_killed_run_s_child_is_not_taken_for_this_one_s(
+    tmp_path: Path,
+) -> None:
+    """S12: a child of the dead learner that was still starting writes to the same file."""
+    child = child_of(tmp_path, "import sys; sys.stdin.readline();" + SERVING + "sys.stdin.read()")
+    try:
+        dead = {"address": "unix:/dead", "pid": os.getpid()}
+        (tmp_path / "address.json").write_text(json.dumps(dead))
+        asked = asyncio.create_task(child.address(within=60))
+        done, _ = await asyncio.wait([asked], timeout=0.1)
+        assert not done
+        assert child.process.stdin is not None
+        child.process.stdin.write(b"serve\n")
+        child.process.stdin.flush()
+        assert await asked == "unix:/x"
     finally:
         stop_children([child], grace=5)
 
