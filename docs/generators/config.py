@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +36,18 @@ COMPARISONS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 def table(model: type[BaseModel]) -> str:
     """The fields of one model."""
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
+    # A model's own fields come before those that it inherits.
+    fields = sorted(model.model_fields.items(), key=lambda item: item[0] not in own_fields(model))
+    for name, field in fields:
         kind = with_limits(type_text(field.annotation), field.metadata)
         text = cell(field.description or "")
         rows.append(f"| `{name}` | {kind} | {default_text(field)} | {text} |")
     return "\n".join(rows)
+
+
+def own_fields(model: type[BaseModel]) -> Mapping[str, Any]:
+    """What the model's own class body annotates."""
+    return inspect.get_annotations(model)
 
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:

@@ -10,11 +10,19 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.types import FieldError, SamplingParameters, TensorDtype
+from antiphon.learner.optimization_config import (
+    NotNegative,
+    OptimizationConfig,
+    OptionalCount,
+    OrNone,
+    none_word,
+)
+from antiphon.learner.per_agent import PerAgent, of_agent
 
 JointMode = Literal["aligned", "cross"]
 AdvantageMode = Literal["mean", "rloo", "max", "raw"]
@@ -22,27 +30,20 @@ LossNormalization = Literal["sequence", "token", "constant"]
 LogprobSupport = Literal["sampled", "full"]
 ReferenceKlMode = Literal["return", "loss"]
 ScoreFailure = Literal["stop", "missing"]
+EvalMode = Literal["path", "tree"]
+BestMode = Literal["max", "min"]
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
-
-
-def _none_word(value: object) -> object:
-    """TOML, environment and command line have no null: the word ``none`` stands for it there."""
-    return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value
 
 
 def _list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-OrNone = BeforeValidator(_none_word)
 Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_list_as_tuple)]
-_Rate = Annotated[float, Field(ge=0)]
-LearningRates = Annotated[_Rate | tuple[_Rate, ...], BeforeValidator(_list_as_tuple)]
-OptionalCount = Annotated[Annotated[int, Field(ge=1)] | None, OrNone]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class MAGRPOConfig(BaseModel):
+class MAGRPOConfig(OptimizationConfig):
     """Settings of a multi-turn MAGRPO run, given by keyword.
 
     Agents count from 0, turns from 1. ``None`` (in TOML the word ``"none"``) turns a filter, a
@@ -62,7 +63,7 @@ class MAGRPOConfig(BaseModel):
     # The loop.
     num_train_epochs: int = Field(default=20, ge=1)
     """Passes over the training dataset."""
-    agent_learning_rate: LearningRates = 5e-6
+    agent_learning_rate: PerAgent[NotNegative] = 5e-6
     """Learning rate of every agent's AdamW, or a list with one per agent; 0 samples and scores but
     leaves the weights as they are."""
     logging_steps: int = Field(default=50, ge=1)
@@ -104,11 +105,23 @@ class MAGRPOConfig(BaseModel):
 
     # Evaluation.
     eval_interval: int = Field(default=16, ge=0)
-    """Prompts between two evaluations; without an evaluation dataset none is run."""
+    """Prompts between two evaluations, counted over the run; there is one before the first prompt
+    and one after the last, too. 0 evaluates only where it is asked for, and without an evaluation
+    dataset there is none."""
     eval_num_samples: int = Field(default=4, ge=0)
-    """Tasks per evaluation."""
+    """Tasks per evaluation, the first ones of the evaluation dataset."""
     eval_batch_size: int = Field(default=1, ge=1)
     """Tasks evaluated at once."""
+    eval_mode: EvalMode = "path"
+    """``"path"``: one sample per agent and turn; ``"tree"``: as many as in training. All turns are
+    followed, whatever `early_termination_threshold` says."""
+    eval_temperature: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = None
+    """Temperature of evaluations, 0 for greedy decoding; None samples as in training."""
+    best_metric: Annotated[str | None, OrNone] = None
+    """A figure of the evaluations, such as ``"eval/turn_2/reward_mean"``: the models of the best
+    evaluation are kept in `best` in the run folder."""
+    best_mode: BestMode = "max"
+    """Whether the largest or the smallest value of `best_metric` is the best."""
 
     # The update.
     rollout_buffer_size: int = Field(default=2, ge=1)
@@ -156,8 +169,6 @@ class MAGRPOConfig(BaseModel):
     logprob_support: LogprobSupport = "sampled"
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
     full softmax at the same temperature."""
-    weight_decay: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = None
-    """AdamW's weight decay; None is torch's default, 0.01."""
     micro_batch_size: OptionalCount = None
     """Most completions in one forward and backward pass; None takes a node at a time. Saves memory,
     changes no result."""
@@ -212,7 +223,7 @@ class MAGRPOConfig(BaseModel):
     @field_validator("parallel_training", mode="before")
     @classmethod
     def _no_device_parallelism(cls, value: object) -> object:
-        if value is None or _none_word(value) is None:
+        if value is None or none_word(value) is None:
             return "none"
         if str(value).strip().lower() == "mp":
             raise _not_offered(
@@ -261,8 +272,7 @@ class MAGRPOConfig(BaseModel):
 
     def learning_rate(self, agent: int) -> float:
         """Learning rate of an agent."""
-        rates = self.agent_learning_rate
-        return rates[agent] if isinstance(rates, tuple) else rates
+        return of_agent(self.agent_learning_rate, agent)
 
     @property
     def return_kl_coef(self) -> float:

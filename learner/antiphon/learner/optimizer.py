@@ -16,28 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from antiphon.clients.types import FieldError, TensorDtype
-from antiphon.learner.schedules import Schedule
+from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.services.common.tensors import TORCH_DTYPES
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """How an optimiser steps; defaults of AdamW are torch's. `max_grad_norm` None is off."""
-
-    learning_rate: float = 5e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    decay_norms_and_biases: bool = True
-    max_grad_norm: float | None = None
-    schedule: Schedule = field(default_factory=Schedule)
 
 
 class MasterOptimizer:
@@ -170,7 +156,7 @@ class MasterOptimizer:
             {"params": decayed},
             {"params": others, "weight_decay": 0.0},
         ]
-        return [group for group in groups if group["params"]]
+        return groups
 
     def _grads(self) -> list[Tensor]:
         return [master.grad for master in self.masters.values() if master.grad is not None]

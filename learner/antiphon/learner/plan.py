@@ -8,10 +8,15 @@ With B joint actions per node (`aligned` B = G, `cross` B = G^N) a tree that not
     tokens of turn t         completions * max_new_tokens
 
 at most. At least it has its root: every branch may end after the first turn.
+
+The most optimiser steps come of those trees too: with early ends or dead groups there are fewer.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from antiphon.learner.config import MAGRPOConfig
@@ -84,3 +89,47 @@ def run_size(config: MAGRPOConfig, num_agents: int, num_prompts: int | None) -> 
         most_per_epoch=epoch,
         most_per_run=None if epoch is None else epoch * config.num_train_epochs,
     )
+
+
+def most_optimizer_steps(
+    config: MAGRPOConfig, num_agents: int, num_prompts: int, *, sharing: int = 1
+) -> int:
+    """Optimiser steps of a policy in a run where no branch ends early and no group is dead.
+
+    Args:
+        config: The settings.
+        num_agents: Number of agents, N.
+        num_prompts: Rows of the dataset.
+        sharing: Agents that the policy plays; each brings every node.
+    """
+    branching = joint_actions_per_node(config, num_agents)
+    turns = [turn for turn in _turns(branching, config.num_turns) for _ in range(sharing)]
+    size, entries = config.rollout_buffer_size, len(turns) * num_prompts
+    drains = math.ceil(entries / size)
+    # Drains recur once both the buffers and the trees are used up.
+    period = len(turns) // math.gcd(len(turns), size)
+    full = [
+        _steps(config, [turns[(drain * size + entry) % len(turns)] for entry in range(size)])
+        for drain in range(min(period, entries // size))
+    ]
+    steps = sum(full) * (entries // size // period) if full else 0
+    steps += sum(full[: entries // size % period])
+    if drains > entries // size:
+        first = (drains - 1) * size
+        steps += _steps(config, [turns[entry % len(turns)] for entry in range(first, entries)])
+    return steps * config.num_train_epochs
+
+
+def _turns(branching: int, num_turns: int, turn: int = 1) -> Iterator[int]:
+    """The turn of every node of a whole tree, in pre-order."""
+    yield turn
+    if turn < num_turns:
+        for _ in range(branching):
+            yield from _turns(branching, num_turns, turn + 1)
+
+
+def _steps(config: MAGRPOConfig, turns: list[int]) -> int:
+    """Optimiser steps of a drain whose nodes are of these turns."""
+    of_turn = Counter(turns).values()
+    minibatches = sum(math.ceil(nodes / config.minibatch_size) for nodes in of_turn)
+    return math.ceil(minibatches / config.gradient_accumulation_steps)

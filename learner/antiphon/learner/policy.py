@@ -31,7 +31,8 @@ from antiphon.learner.logprobs import (
     support_logprobs,
 )
 from antiphon.learner.loss import RATIO_CAP, LossStats, LossTokens, policy_loss, token_weights
-from antiphon.learner.optimizer import MasterOptimizer, OptimizerSettings
+from antiphon.learner.optimizer import MasterOptimizer
+from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.recompute import layers_of, recomputed
 from antiphon.learner.reference import reference_kl_loss
 from antiphon.learner.samples import TrainingSample
@@ -49,6 +50,7 @@ class PolicySettings(OptimizerSettings):
     memory of a forward and change no result but by rounding. `reference_kl_coef` is the weight of
     the reference KL as a term of the loss, 0 for none (`antiphon.learner.reference`).
     `activation_checkpointing` computes layers again going backward (`antiphon.learner.recompute`).
+    A policy that is not `trainable` takes no step.
     """
 
     temperature: float
@@ -63,6 +65,7 @@ class PolicySettings(OptimizerSettings):
     micro_batch_size: int | None = None
     reference_kl_coef: float = 0.0
     activation_checkpointing: bool = False
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,10 @@ class Policy:
         self._training = {module: module.training for module in model.modules()}
         stored = model.state_dict(keep_vars=True).keys()
         self._dtypes = {n: tensor.dtype for n, tensor in _floating(model) if n in stored}
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if not self._parameters:
+        self._parameters = {
+            n: p for n, p in model.named_parameters() if p.requires_grad and settings.trainable
+        }
+        if settings.trainable and not self._parameters:
             raise FieldError(
                 f"agents[{agent}]",
                 "a model without a parameter that requires a gradient",
@@ -137,7 +142,8 @@ class Policy:
         self._optimizer = MasterOptimizer(self._parameters, settings, wire_dtype=wire_dtype)
         # Gradients of micro-batches are added in float32.
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
-        self._layers = layers_of(model) if settings.activation_checkpointing else []
+        recomputing = settings.activation_checkpointing and settings.trainable
+        self._layers = layers_of(model) if recomputing else []
 
     @property
     def optimizer_steps(self) -> int:
@@ -145,7 +151,7 @@ class Policy:
         return self._optimizer.steps
 
     def step(self, *minibatches: Sequence[TrainingSample]) -> StepStats:
-        """Take one optimiser step, none where every node is dead.
+        """Take one optimiser step, none where every node is dead or the policy is frozen.
 
         Args:
             minibatches: Whose gradients are averaged (gradient accumulation), usually one. Those
@@ -159,8 +165,8 @@ class Policy:
         nodes = sum(len(minibatch) for minibatch in minibatches)
         live = [minibatch for minibatch in live if minibatch]
         live_nodes = sum(len(minibatch) for minibatch in live)
-        if not live:
-            return StepStats(stepped=False, live_nodes=0, dead_nodes=nodes)
+        if not live or not self._parameters:
+            return StepStats(stepped=False, live_nodes=live_nodes, dead_nodes=nodes - live_nodes)
         optimizer = self._optimizer
         try:
             stats, forced = self._backward(live)

@@ -21,6 +21,9 @@ _MEMORY = "how work is cut up changes results by rounding only"
 _ONE_RUN = "the optimiser steps before and after would follow different rules"
 _TREES = "trees, and the nodes that wait in the buffers, would have another shape"
 _SAMPLING = "completions before and after would be drawn from different distributions"
+_ENDS = "when a run ends does not touch the weights until then"
+_FROM_HERE = "it holds from the next optimiser step on"
+_MOMENTS = "the moments in the checkpoint were made with the other value"
 _STEPS = "which nodes make an optimiser step, and when, would differ from a run of either value"
 
 FREE: Mapping[str, str] = {
@@ -28,6 +31,12 @@ FREE: Mapping[str, str] = {
     "keep_rollouts_every": _TELLS,
     "agent_devices": _MEMORY,
     "micro_batch_size": _MEMORY,
+    "activation_checkpointing": "layers that are computed again give the same numbers",
+    "stop_metric": _ENDS,
+    "stop_value": _ENDS,
+    "stop_patience": _ENDS,
+    "stop_min_delta": _ENDS,
+    "stop_mode": _ENDS,
     "eval_interval": _EVALUATION,
     "eval_num_samples": _EVALUATION,
     "eval_batch_size": _EVALUATION,
@@ -49,8 +58,16 @@ FREE: Mapping[str, str] = {
 
 NOTED: Mapping[str, str] = {
     "num_train_epochs": "the run goes on to the new number of epochs",
-    "agent_learning_rate": "it holds from the next optimiser step on",
-    "weight_decay": "it holds from the next optimiser step on",
+    "max_steps": "the run goes on to the new number of optimiser steps",
+    "agent_learning_rate": _FROM_HERE,
+    "lr_scheduler_type": _FROM_HERE,
+    "lr_min_ratio": _FROM_HERE,
+    "lr_total_steps": _FROM_HERE,
+    "warmup_steps": _FROM_HERE,
+    "warmup_ratio": _FROM_HERE,
+    "weight_decay": _FROM_HERE,
+    "decay_norms_and_biases": _FROM_HERE,
+    "max_grad_norm": _FROM_HERE,
 }
 """Fields of `[magrpo]` that may change and touch the weights from there on; each is noted."""
 
@@ -76,6 +93,11 @@ REFUSED: Mapping[str, str] = {
     "rollout_buffer_size": _STEPS,
     "train_batch_size": _STEPS,
     "rollout_batch_size": _STEPS,
+    "gradient_accumulation_steps": _STEPS,
+    "adam_beta1": _MOMENTS,
+    "adam_beta2": _MOMENTS,
+    "adam_epsilon": _MOMENTS,
+    "trainable": "a frozen agent has no moments in the checkpoint",
     "max_staleness": _STEPS,
     "loss_normalization": _ONE_RUN,
     "importance_ratio": _ONE_RUN,

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from antiphon.clients.types import TensorDtype
-from antiphon.learner.optimizer import MasterOptimizer, OptimizerSettings
+from antiphon.learner.optimizer import MasterOptimizer
+from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.schedules import Schedule
 
 BF16, F32 = TensorDtype.BFLOAT16, TensorDtype.FLOAT32

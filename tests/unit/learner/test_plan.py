@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+from tests.support.trees import make_sample
+
+from antiphon.learner.buffer import RolloutBuffer
 from antiphon.learner.config import MAGRPOConfig
-from antiphon.learner.plan import TreeSize, run_size
+from antiphon.learner.plan import TreeSize, most_optimizer_steps, run_size
 from antiphon.learner.tree import joint_indices
 
 
@@ -51,3 +55,44 @@ def test_without_a_length_there_is_no_epoch_size() -> None:
     size = run_size(MAGRPOConfig(), 2, None)
     assert size.most_per_epoch is None
     assert size.most_per_run is None
+
+
+def _pre_order(branches: int, turns: int, turn: int = 1) -> Iterator[int]:
+    yield turn
+    for _ in range(branches if turn < turns else 0):
+        yield from _pre_order(branches, turns, turn + 1)
+
+
+def test_steps_of_a_run_are_those_that_the_design_writes_out() -> None:
+    """G 4, T 2, buffer 2, two tasks: root; c1 | c2,c3 | root'; c4 | two and two: seven steps."""
+    config = MAGRPOConfig(num_generations=4, num_turns=2, num_train_epochs=3)
+    assert most_optimizer_steps(config, 1, 2) == 3 * 7
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("sharing", [1, 2])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_turns": 1},
+        {"num_turns": 2},
+        {"num_turns": 2, "rollout_buffer_size": 6, "train_batch_size": 2},
+        {"num_turns": 2, "rollout_buffer_size": 5, "gradient_accumulation_steps": 2},
+        {"num_turns": 3, "rollout_buffer_size": 7, "train_batch_size": 3},
+        {"num_turns": 2, "joint_mode": "cross", "rollout_buffer_size": 100},
+    ],
+)
+def test_most_steps_are_those_of_whole_trees_through_the_buffer(
+    settings: dict[str, object], sharing: int, prompts: int
+) -> None:
+    config = MAGRPOConfig(num_generations=2, num_train_epochs=1, **settings)
+    branches = 4 if config.joint_mode == "cross" else 2
+    buffer = RolloutBuffer(0, config.rollout_buffer_size, config.train_batch_size, seed=0)
+    accumulated, steps = config.gradient_accumulation_steps, 0
+    for turn in [t for _ in range(prompts) for t in _pre_order(branches, config.num_turns)]:
+        for _ in range(sharing):
+            buffer.add(make_sample([1], [([2], 1.0)], turn=turn))
+            if buffer.ready:
+                steps += len(range(0, len(buffer.drain()), accumulated))
+    steps += len(range(0, len(buffer.drain()), accumulated))
+    assert most_optimizer_steps(config, 2, prompts, sharing=sharing) == steps

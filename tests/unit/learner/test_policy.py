@@ -203,6 +203,26 @@ def test_a_step_clips_tells_its_rate_and_recomputes_layers_without_a_difference(
     assert same(models[1], copies(models[0]))
 
 
+@pytest.mark.parametrize("wire", [BF16, F32])
+def test_a_frozen_policy_takes_no_step_and_keeps_the_weights_that_it_is_sampled_with(
+    wire: TensorDtype,
+) -> None:
+    model = make_model()
+    reference = rounded(model) if wire is BF16 else copy.deepcopy(model)
+    nodes = minibatch(model)
+    policy = Policy(0, model, replace(SETTINGS, trainable=False), wire_dtype=wire)
+    stats = policy.step(nodes, [replace(nodes[0], dead=True)])
+    assert (stats.stepped, stats.live_nodes, stats.dead_nodes) == (False, 2, 1)
+    assert policy.optimizer_steps == 0
+    assert same(model, copies(reference))
+    state = policy.state_dict()
+    assert (state["masters"], state["moments"]) == ({}, {})
+    policy.load_state_dict(state)
+    assert set(policy.wire_tensors()) == set(Policy(0, reference, SETTINGS).wire_tensors())
+    with pytest.raises(FieldError, match="masters"):
+        policy.load_state_dict(Policy(0, reference, SETTINGS).state_dict())
+
+
 def test_two_steps_carry_the_moments_on() -> None:
     model = make_model()
     reference = copy.deepcopy(model)
