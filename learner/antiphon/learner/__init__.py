@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from antiphon.learner.algorithm_trainers import (
+        CentralizedMAGRPOTrainer as CentralizedMAGRPOTrainer,
+    )
+    from antiphon.learner.algorithm_trainers import MAREINFORCETrainer as MAREINFORCETrainer
+    from antiphon.learner.algorithm_trainers import MAReMaxTrainer as MAReMaxTrainer
+    from antiphon.learner.algorithm_trainers import MARLOOTrainer as MARLOOTrainer
+    from antiphon.learner.algorithms import CentralizedMAGRPOConfig as CentralizedMAGRPOConfig
+    from antiphon.learner.algorithms import MAREINFORCEConfig as MAREINFORCEConfig
+    from antiphon.learner.algorithms import MAReMaxConfig as MAReMaxConfig
+    from antiphon.learner.algorithms import MARLOOConfig as MARLOOConfig
+    from antiphon.learner.centralized import CentralizedParseError as CentralizedParseError
+    from antiphon.learner.centralized import TaggedAdapter as TaggedAdapter
     from antiphon.learner.config import MAGRPOConfig as MAGRPOConfig
     from antiphon.learner.trainer import MAGRPOTrainer as MAGRPOTrainer
 
-__all__ = ["MAGRPOConfig", "MAGRPOTrainer"]
+_MODULES = {
+    "CentralizedMAGRPOConfig": "algorithms",
+    "CentralizedMAGRPOTrainer": "algorithm_trainers",
+    "CentralizedParseError": "centralized",
+    "MAGRPOConfig": "config",
+    "MAGRPOTrainer": "trainer",
+    "MAREINFORCEConfig": "algorithms",
+    "MAREINFORCETrainer": "algorithm_trainers",
+    "MAReMaxConfig": "algorithms",
+    "MAReMaxTrainer": "algorithm_trainers",
+    "MARLOOConfig": "algorithms",
+    "MARLOOTrainer": "algorithm_trainers",
+    "TaggedAdapter": "centralized",
+}
+
+__all__ = [
+    "CentralizedMAGRPOConfig",
+    "CentralizedMAGRPOTrainer",
+    "CentralizedParseError",
+    "MAGRPOConfig",
+    "MAGRPOTrainer",
+    "MAREINFORCEConfig",
+    "MAREINFORCETrainer",
+    "MAReMaxConfig",
+    "MAReMaxTrainer",
+    "MARLOOConfig",
+    "MARLOOTrainer",
+    "TaggedAdapter",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the trainer, and torch with it, only where somebody asks for it."""
-    if name == "MAGRPOConfig":
-        from antiphon.learner.config import MAGRPOConfig
-
-        return MAGRPOConfig
-    if name == "MAGRPOTrainer":
-        from antiphon.learner.trainer import MAGRPOTrainer
-
-        return MAGRPOTrainer
+    """Load the trainers, and torch with them, only where somebody asks for them."""
+    if name in _MODULES:
+        return getattr(import_module(f"antiphon.learner.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -69,6 +69,39 @@ def agent_sources(
     return list(agents)
 
 
+def one_source(
+    agent_model: object, agents: object, num_agents: int, args: MAGRPOConfig
+) -> tuple[Any, int]:
+    """The one model that plays all agents, a name or an object, and how many it plays.
+
+    Args:
+        agent_model: Its name, or None.
+        agents: A list of it alone, or of it once per agent; or None.
+        num_agents: As given to the trainer.
+        args: The settings, which may state a number too.
+
+    Raises:
+        FieldError: There are several models, or numbers contradict.
+    """
+    listed = agents if isinstance(agents, Sequence) and not isinstance(agents, str) else ()
+    several = len(listed) if len(listed) > 1 else None
+    stated = {
+        "agents": several,
+        "num_agents": None if num_agents == DEFAULT_NUM_AGENTS else num_agents,
+        "args.num_agents": stated_num_agents(args),
+    }
+    said_nothing = all(count is None for count in stated.values())
+    count = DEFAULT_NUM_AGENTS if said_nothing else resolve_num_agents(stated)
+    unstated = args.replace(num_agents=several or 1)
+    sources = agent_sources(agent_model, agents, several or 1, unstated)
+    for number, source in enumerate(sources):
+        if source is not sources[0] and source != sources[0]:
+            raise FieldError(
+                f"agents[{number}]", "another model than agents[0]", "one model for all agents"
+            )
+    return sources[0], count
+
+
 def load_agents(sources: Sequence[Any], model_config: Mapping[str, Any]) -> list[PreTrainedModel]:
     """The models of all agents: loaded where a source is a name, else the objects themselves."""
     keywords = model_keywords(model_config)

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 
 from antiphon.clients.types import Completion
 from antiphon.learner.advantages import GroupAdvantages, group_advantages
 from antiphon.learner.config import MAGRPOConfig
-from antiphon.learner.returns import completion_returns, present_mean, tree_returns
+from antiphon.learner.returns import present_mean, trained_returns, tree_returns
 from antiphon.learner.tree import Branch, Node
 
 
@@ -31,13 +32,14 @@ class NodeFigures:
     """A node and its numbers.
 
     `returns` holds R_j by joint action, `agent_returns` [N][G] and `advantages` [N] each agent's
-    group.
+    group; `agent_returns` are what is trained on, less a reference KL where the returns pay one.
     """
 
     node: Node
     returns: list[float | None]
     agent_returns: list[list[float | None]]
     advantages: list[GroupAdvantages]
+    reference_kl_coef: float = 0.0
 
     @property
     def mean_reward(self) -> float | None:
@@ -55,6 +57,15 @@ class NodeFigures:
         return [r for b in self.node.branches if (r := b.finite_reward) is not None]
 
     @property
+    def component_means(self) -> dict[str, float]:
+        """Mean of each named component over the scores that have it."""
+        values: dict[str, list[float]] = {}
+        for branch in self.node.branches:
+            for name, value in branch.score.components.items() if branch.score else ():
+                values.setdefault(name, []).append(value)
+        return {name: fmean(of_name) for name, of_name in values.items()}
+
+    @property
     def missing(self) -> Counter[Missing]:
         """Joint actions without a reward, by why."""
         return Counter(
@@ -70,6 +81,13 @@ class NodeFigures:
         """Tokens that an agent generated here."""
         return sum(len(c.token_ids) for c in self.node.completions[agent])
 
+    def reference_kls(self, agent: int) -> list[float]:
+        """Reference KL of an agent's completions that have a return; none where none is held."""
+        if not self.node.references:
+            return []
+        terms = zip(self.node.references[agent], self.agent_returns[agent], strict=True)
+        return [term.kl for term, return_ in terms if return_ is not None]
+
     def advantage_spread(self, agent: int) -> float:
         """Largest minus smallest advantage of an agent's group; 0 where it is dead."""
         values = [a for a in self.advantages[agent].values if a is not None]
@@ -81,7 +99,10 @@ def tree_figures(root: Node, config: MAGRPOConfig) -> Iterator[NodeFigures]:
     returns = tree_returns(root, config.discount)
     for node in root.walk():
         agents = range(len(node.completions))
-        agent_returns = [completion_returns(node, returns[node.path], agent) for agent in agents]
+        agent_returns = [
+            trained_returns(node, returns[node.path], agent, config.return_kl_coef)
+            for agent in agents
+        ]
         yield NodeFigures(
             node=node,
             returns=returns[node.path],
@@ -90,6 +111,7 @@ def tree_figures(root: Node, config: MAGRPOConfig) -> Iterator[NodeFigures]:
                 group_advantages(r, config.advantage_mode, config.advantage_normalization)
                 for r in agent_returns
             ],
+            reference_kl_coef=config.reference_kl_coef,
         )
 
 

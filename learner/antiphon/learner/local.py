@@ -66,20 +66,22 @@ class LocalServices:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def generation(self) -> list[tuple[Endpoint, ...]]:
-        """Where each agent is served; services are started for agents without endpoints.
+        """Where each policy is served; services are started for those without endpoints.
 
         Raises:
             ChildError: A service did not come up; with the end of its log.
         """
-        local = {n: a for n, a in enumerate(self._setup.agents) if not a.endpoints}
-        threads = max(1, self._setup.threads // max(1, len(local)))
-        for number, agent in local.items():
+        setup = self._setup
+        local = [agents[0] for agents in setup.policies if not setup.endpoints(agents)]
+        threads = max(1, setup.threads // max(1, len(local)))
+        for number in local:
+            agent = setup.agents[number]
             self.children.append(await asyncio.to_thread(self._start, number, agent, threads))
-        within = self._setup.config.start_timeout
+        within = setup.config.start_timeout
         async with task_group() as group:
             asked = [group.create_task(child.address(within=within)) for child in self.children]
         addresses = iter([Endpoint.of(task.result()) for task in asked])
-        return [agent.endpoints or (next(addresses),) for agent in self._setup.agents]
+        return [setup.endpoints(agents) or (next(addresses),) for agents in setup.policies]
 
     async def reward(self) -> Endpoint:
         """Where rewards come from: the service given, or the function served here."""
@@ -88,7 +90,7 @@ class LocalServices:
             return reward
         function = RewardFunction(
             reward,
-            self._setup.num_agents,
+            self._setup.num_roles,
             self._setup.config.reward_batch_size,
             record_call=self._record_call,
         )
@@ -107,7 +109,7 @@ class LocalServices:
         if transition is None or isinstance(transition, Endpoint):
             return transition
         function = TransitionFunction(
-            transition, self._setup.num_agents, record_call=self._record_call
+            transition, self._setup.num_roles, record_call=self._record_call
         )
         return await self._serve(
             transition_server(

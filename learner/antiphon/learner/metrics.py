@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.evaluation_figures import Evaluation
 from antiphon.learner.figures import NodeFigures
 
 if TYPE_CHECKING:
@@ -56,6 +58,12 @@ class LearnerMetrics:
         self._expected_return = gauge(
             "expected_return", "Mean return of the last batch's nodes.", "turn"
         )
+        self._reference_kl = gauge(
+            "reference_kl_mean",
+            "Mean reference KL of the last batch's completions, summed over their tokens.",
+            "turn",
+            "agent",
+        )
         self._nodes = counter("nodes", "Nodes of trees grown.", "turn")
         self._joint_actions = counter("joint_actions", "Joint actions made.", "turn")
         self._missing = counter("missing_rewards", "Joint actions without a reward.", "reason")
@@ -85,6 +93,9 @@ class LearnerMetrics:
             "Share of the last step's tokens whose ratio is clipped.",
             "agent",
         )
+        self._entropy = gauge(
+            "entropy_nats", "Mean entropy of the sampling distribution in the last step.", "agent"
+        )
         self._gap = gauge(
             "logprob_gap_max",
             "Largest difference of log-probability between learner and engine in the last step.",
@@ -106,6 +117,17 @@ class LearnerMetrics:
             ("agent",),
             buckets=_SECONDS_BUCKETS,
             registry=registry,
+        )
+        # Evaluations.
+        self._evaluations = counter("evaluations", "Evaluations made.")
+        self._eval_tasks = counter("eval_tasks", "Tasks evaluated.")
+        self._eval_missing = counter("eval_missing_rewards", "Evaluated without a reward.", "turn")
+        self._eval_seconds = counter("eval_seconds", "Seconds of evaluations.")
+        self._eval_reward = gauge(
+            "eval_reward_mean", "Mean reward of the last evaluation's tasks.", "turn"
+        )
+        self._eval_return = gauge(
+            "eval_expected_return", "Mean return of the last evaluation's tasks.", "turn"
         )
         # Progress.
         self._stage = counter("stage_seconds", "Seconds in which a stage was under way.", "stage")
@@ -137,6 +159,7 @@ class LearnerMetrics:
         self._epoch.set(epoch)
         self._skipped.inc(skipped)
         spreads: dict[int, list[float]] = {}
+        reference_kls: dict[tuple[int, int], list[float]] = {}
         for figures in nodes:
             turn = figures.node.turn
             self._nodes.labels(turn).inc()
@@ -153,8 +176,12 @@ class LearnerMetrics:
                 self._generated.labels(agent).inc(figures.completion_tokens(agent))
                 if not group.dead:
                     spreads.setdefault(agent, []).append(figures.advantage_spread(agent))
+                if kls := figures.reference_kls(agent):
+                    reference_kls.setdefault((turn, agent), []).extend(kls)
         for agent, values in spreads.items():
-            self._spread.labels(agent).set(sum(values) / len(values))
+            self._spread.labels(agent).set(fmean(values))
+        for (turn, agent), values in reference_kls.items():
+            self._reference_kl.labels(turn, agent).set(fmean(values))
 
     def turn(self, turn: int, reward_mean: float | None, expected_return: float | None) -> None:
         """Tell a turn's means over the last batch."""
@@ -177,6 +204,7 @@ class LearnerMetrics:
                 self._grad_norm.labels(agent).set(stats.grad_norm)
                 self._ratio.labels(agent).set(stats.ratio_mean)
                 self._clipped.labels(agent).set(stats.clip_fraction)
+                self._entropy.labels(agent).set(stats.entropy)
                 self._gap.labels(agent).set(stats.logprob_gap_max)
 
     def publications(self, publications: Sequence[Publication]) -> None:
@@ -187,6 +215,19 @@ class LearnerMetrics:
             self._push_bytes.labels(agent).inc(publication.nbytes)
             self._push_seconds.labels(agent).observe(publication.seconds)
             self._push_pause.labels(agent).observe(publication.pause_seconds)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Tell an evaluation."""
+        self._evaluations.inc()
+        self._eval_tasks.inc(len(evaluation.tasks))
+        self._eval_seconds.inc(evaluation.seconds)
+        for turn in evaluation.turns:
+            reward, return_ = evaluation.turn(turn)
+            if reward is not None:
+                self._eval_reward.labels(turn).set(reward)
+            if return_ is not None:
+                self._eval_return.labels(turn).set(return_)
+            self._eval_missing.labels(turn).inc(evaluation.missing(turn))
 
     def batch(
         self, prompts: int, seconds: Mapping[str, float], tokens_per_second: float | None

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.clients.types import Completion, FieldError, TensorDtype
+from antiphon.learner.config import MAGRPOConfig, resolve_devices
 from antiphon.learner.logprobs import MicroBatch, Row, plain_logprobs
 from antiphon.learner.samples import TrainedCompletion
 from antiphon.learner.tree import Node, ReferenceTerm
@@ -60,19 +61,33 @@ def reference_kl_loss(logits: Tensor, batch: MicroBatch) -> Tensor:
     return (batch.weights * k3(now, batch.reference_logprobs)).sum()
 
 
+def reference_devices(config: MAGRPOConfig, num_agents: int) -> tuple[str | None, ...]:
+    """Where each agent's reference is held; None is its policy's own device.
+
+    Raises:
+        FieldError: A list of another length.
+    """
+    devices = config.reference_devices
+    if devices is None:
+        return (None,) * num_agents
+    return resolve_devices(
+        devices, num_agents, cuda_devices=torch.cuda.device_count(), field="reference_devices"
+    )
+
+
 class Reference:
     """A frozen copy of a model.
 
     Args:
         model: The policy's model as it is now, its weights those on the wire.
-        device: Where the copy is held and computes; OFFLOAD holds it in main memory, in the wire's
-            number format, and computes on the model's device.
+        device: Where the copy is held and computes, None for the model's own; OFFLOAD holds it in
+            main memory, in the wire's number format, and computes on the model's device.
         wire_dtype: Number format of weights on the wire.
     """
 
-    def __init__(self, model: nn.Module, device: str, wire_dtype: TensorDtype) -> None:
+    def __init__(self, model: nn.Module, device: str | None, wire_dtype: TensorDtype) -> None:
         own = next(model.parameters()).device
-        self.device = own if device == OFFLOAD else torch.device(device)
+        self.device = own if device in (None, OFFLOAD) else torch.device(device)
         self._model = copy.deepcopy(model).requires_grad_(False).eval().to(self.device)
         tensors = self._model.state_dict(keep_vars=True)
         self._tensors = {name: tensors[name] for name in wire_tensors(self._model)}

@@ -1,7 +1,8 @@
 """Grows one tree per task, breadth first by turn.
 
-At each turn the whole frontier (all nodes of all tasks of the rollout batch, in tree order) of an
-agent is one batch; the agents run side by side. As soon as all completions of a node are there its
+At each turn the whole frontier (all nodes of all tasks of the rollout batch, in tree order) of a
+policy is one batch; policies run side by side. A policy plays one agent, or several
+(`shared_policy`). As soon as all completions of a node are there its
 joint actions are scored and its branches continued, while other nodes still generate. The children
 that the transition opens are the frontier of the next turn.
 """
@@ -45,7 +46,7 @@ History = tuple[tuple[AgentAction, ...], ...]
 
 
 class Generator(Protocol):
-    """Samples the completions of one agent."""
+    """Samples the completions of one policy."""
 
     @property
     def context_length(self) -> int:
@@ -91,6 +92,14 @@ class PromptWriter(Protocol):
         ...
 
 
+class Actions(Protocol):
+    """Makes of a node's completions what reward and transition see."""
+
+    async def actions(self, node: Node) -> list[tuple[AgentAction, ...]]:
+        """The actions of each joint action, in order of joint action."""
+        ...
+
+
 class SeedOf(Protocol):
     """The seed of one completion."""
 
@@ -101,7 +110,10 @@ class SeedOf(Protocol):
 
 @dataclass(frozen=True)
 class RolloutShape:
-    """How a tree grows (design.md section 3)."""
+    """How a tree grows.
+
+    `policies` are the agents that each policy plays; none says that each agent has its own.
+    """
 
     num_agents: int
     num_generations: int
@@ -109,6 +121,7 @@ class RolloutShape:
     joint_mode: str
     early_termination_threshold: float | None
     max_new_tokens: int
+    policies: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,7 @@ class Rollout:
 
     Args:
         shape: How trees grow.
-        generators: One per agent, agent 0 first.
+        generators: One per policy, policy 0 first.
         scorer: Scores joint actions.
         transitioner: Writes later prompts; None where there is one turn only.
         prompts: Formats and tokenises prompts.
@@ -161,6 +174,7 @@ class Rollout:
         clock: Told where the time goes.
         on_turn: Told the epoch, the turn and a task's prompt whenever a turn begins.
         phase: What the joint actions are for.
+        actions: Splits joint completions into the roles' actions; None where each agent acts.
     """
 
     def __init__(
@@ -175,9 +189,16 @@ class Rollout:
         clock: StageClock,
         on_turn: OnTurn | None = None,
         phase: Phase = Phase.TRAIN,
+        actions: Actions | None = None,
     ) -> None:
         self._shape = shape
+        self._policies = shape.policies or tuple((agent,) for agent in range(shape.num_agents))
         self._generators = generators
+        self._generator_of = {
+            agent: generator
+            for agents, generator in zip(self._policies, generators, strict=True)
+            for agent in agents
+        }
         self._scorer = scorer
         self._transitioner = transitioner
         self._prompts = prompts
@@ -185,6 +206,7 @@ class Rollout:
         self._clock = clock
         self._on_turn = on_turn
         self._phase = phase
+        self._split = actions
         self._indices = joint_indices(shape.joint_mode, shape.num_agents, shape.num_generations)
 
     async def grow(self, epoch: int, rows: Sequence[Row]) -> Grown:
@@ -218,14 +240,17 @@ class Rollout:
             first = frontier[0].node
             self._on_turn(epoch, first.turn, str(first.task.item.get("prompt", first.task.id)))
         async with task_group() as group:
-            for agent in range(self._shape.num_agents):
-                group.create_task(self._generate(agent, epoch, frontier, group))
+            for policy in range(len(self._policies)):
+                group.create_task(self._generate(policy, epoch, frontier, group))
 
     async def _generate(
-        self, agent: int, epoch: int, frontier: Sequence[_Open], group: asyncio.TaskGroup
+        self, policy: int, epoch: int, frontier: Sequence[_Open], group: asyncio.TaskGroup
     ) -> None:
+        """One batch: node after node, and within a node the policy's agents ascending."""
+        places = [(opened, agent) for opened in frontier for agent in self._policies[policy]]
+
         def deliver(completion: Completion) -> None:
-            opened = frontier[completion.prompt_index]
+            opened, agent = places[completion.prompt_index]
             opened.slots[agent][completion.sample_index] = completion
             if opened.complete:
                 group.create_task(self._finish(epoch, opened))
@@ -244,10 +269,10 @@ class Rollout:
                     for sample in range(self._shape.num_generations)
                 ),
             )
-            for opened in frontier
+            for opened, agent in places
         ]
         with self._clock.measure(GENERATE):
-            await self._generators[agent].generate(batch, deliver)
+            await self._generators[policy].generate(batch, deliver)
 
     async def _finish(self, epoch: int, opened: _Open) -> None:
         """Score a node whose completions are all there, and open its children."""
@@ -256,16 +281,20 @@ class Rollout:
             tuple(completion for completion in row if completion is not None)
             for row in opened.slots
         )
-        actions = [
-            self._joint_action(epoch, opened, index, samples)
-            for index, samples in enumerate(self._indices)
-        ]
+        if self._split is None:
+            acted = [_agent_actions(node, samples) for samples in self._indices]
+        else:
+            acted = await self._split.actions(node)
+        actions = [self._joint_action(epoch, opened, index, one) for index, one in enumerate(acted)]
         with self._clock.measure(SCORE):
             scored = await self._scorer.score(node.task, actions)
         node.branches = [
             Branch(samples, action.id, score, reward)
             for samples, action, (score, reward) in zip(self._indices, actions, scored, strict=True)
         ]
+        if self._split is not None:
+            for branch, action in zip(node.branches, actions, strict=True):
+                branch.role_texts = tuple(one.completion for one in action.actions)
         going_on = self._going_on(node)
         if going_on and self._transitioner is not None:
             asked = [ScoredJointAction(actions[j], scored[j][0]) for j in going_on]
@@ -304,7 +333,7 @@ class Rollout:
         opened.children.append(self._open(branch.child, (*opened.history, action.actions)))
 
     def _joint_action(
-        self, epoch: int, opened: _Open, index: int, samples: Sequence[int]
+        self, epoch: int, opened: _Open, index: int, actions: tuple[AgentAction, ...]
     ) -> JointAction:
         node = opened.node
         return JointAction(
@@ -313,10 +342,7 @@ class Rollout:
             turn=node.turn,
             phase=self._phase,
             attempt=1,
-            actions=tuple(
-                AgentAction(node.prompts[agent].content, node.completions[agent][sample].text)
-                for agent, sample in enumerate(samples)
-            ),
+            actions=actions,
             history=opened.history,
         )
 
@@ -331,11 +357,18 @@ class Rollout:
                 agent,
                 len(prompt.token_ids),
                 self._shape.max_new_tokens,
-                self._generators[agent].context_length,
+                self._generator_of[agent].context_length,
             )
             if detail:
                 return detail
         return ""
+
+
+def _agent_actions(node: Node, samples: Sequence[int]) -> tuple[AgentAction, ...]:
+    return tuple(
+        AgentAction(node.prompts[agent].content, node.completions[agent][sample].text)
+        for agent, sample in enumerate(samples)
+    )
 
 
 def misfit(agent: int, prompt_tokens: int, max_new_tokens: int, context_length: int) -> str:

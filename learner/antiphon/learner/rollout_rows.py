@@ -13,6 +13,7 @@ actions.
     samples            which completion of each agent it is made of [N]
     prompts, chat      what each agent was asked [N]; messages (chat true) are written as JSON
     texts              what each agent answered [N]
+    role_texts         the parts that a centralised model's joint answer was split into; else empty
     reward             after the reward processor; null where it is missing
     score, components  what the reward service gave, with its named components
     info               the score's JSON
@@ -20,6 +21,7 @@ actions.
     return             R = reward + discount * mean(returns of the child node)
     stop, stop_detail  why there is no child node; null where there is one
     agent_returns      the return of each agent's completion [N], the mean over its joint actions
+    reference_kls      KL of each agent's completion to its reference [N]; empty where none is held
     advantages         of each agent's completion [N]
     dead               whether each agent's group taught nothing [N]
     finish             why each completion ended [N]
@@ -56,6 +58,7 @@ SCHEMA = pa.schema(
         ("prompts", pa.list_(pa.string())),
         ("chat", pa.list_(pa.bool_())),
         ("texts", pa.list_(pa.string())),
+        ("role_texts", pa.list_(pa.string())),
         ("reward", pa.float64()),
         ("score", pa.float64()),
         ("components", pa.map_(pa.string(), pa.float64())),
@@ -65,6 +68,7 @@ SCHEMA = pa.schema(
         ("stop", pa.string()),
         ("stop_detail", pa.string()),
         ("agent_returns", pa.list_(pa.float64())),
+        ("reference_kls", pa.list_(pa.float64())),
         ("advantages", pa.list_(pa.float64())),
         ("dead", pa.list_(pa.bool_())),
         ("finish", pa.list_(pa.string())),
@@ -112,6 +116,7 @@ def _rows(figures: NodeFigures) -> Iterator[dict[str, Any]]:
             "id": branch.joint_action_id,
             "samples": list(branch.samples),
             "texts": [completion.text for completion in completions],
+            "role_texts": branch.role_texts,
             "reward": branch.finite_reward,
             "score": None if score is None else score.value,
             "components": [] if score is None else list(score.components.items()),
@@ -121,6 +126,9 @@ def _rows(figures: NodeFigures) -> Iterator[dict[str, Any]]:
             "stop": None if branch.stop is None else branch.stop.value,
             "stop_detail": branch.stop_detail or None,
             "agent_returns": [figures.agent_returns[agent][sample] for agent, sample in picked],
+            "reference_kls": [node.references[agent][s].kl for agent, s in picked]
+            if node.references
+            else [],
             "advantages": [figures.advantages[agent].values[sample] for agent, sample in picked],
             "finish": [completion.finish_reason.value for completion in completions],
             "token_ids": [completion.token_ids for completion in completions],

@@ -104,6 +104,17 @@ class DatasetSettings(_Section):
     """Use the first rows only."""
 
 
+class CentralizedSettings(_Section):
+    """`[centralized]`: one model writes the joint answer of all agents.
+
+    There is one entry in `[[agents]]` then, and `magrpo.num_agents` says how many it answers for.
+    """
+
+    adapter: str | None = None
+    """What makes the adapter that joins prompts and splits answers (a class, or a function without
+    arguments), ``module:name``; none: the tags `<agent_0>` to `</agent_0>` and so on."""
+
+
 class FormatterSettings(_Section):
     """`[formatters]`: what turns a row into an agent's prompt."""
 
@@ -157,6 +168,8 @@ class RunConfig(_Section):
     """What turns a row into prompts."""
     run: RunSettings = Field(default_factory=RunSettings)
     """Where the run is kept."""
+    centralized: CentralizedSettings | None = None
+    """One model writes the joint answer of all agents; none: each agent answers by itself."""
     server: ServerSettings = Field(default_factory=lambda: ServerSettings.model_validate({}))
     """The learner's own service."""
     credentials: CredentialSettings = Field(default_factory=CredentialSettings)
@@ -167,8 +180,19 @@ class RunConfig(_Section):
 
     @property
     def num_agents(self) -> int:
-        """Number of agents, N: those listed."""
-        return len(self.agents)
+        """Number of agents, N: those listed, or `magrpo.num_agents` where one model plays all."""
+        return self.magrpo.num_agents if self._one_model else len(self.agents)
+
+    @property
+    def players(self) -> tuple[AgentSettings, ...]:
+        """The settings of each agent that generates; one model may play several."""
+        shared = self.magrpo.shared_policy and self._one_model
+        return self.agents * self.num_agents if shared else self.agents
+
+    @property
+    def _one_model(self) -> bool:
+        plays_all = self.magrpo.shared_policy or self.centralized is not None
+        return plays_all and len(self.agents) == 1
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Give an address that states no TLS and no token the `[credentials]`.
@@ -187,8 +211,8 @@ class RunConfig(_Section):
 
     def learning_rate(self, agent: int) -> float:
         """Learning rate of an agent."""
-        own = self.agents[agent].learning_rate
-        return self.magrpo.agent_learning_rate if own is None else own
+        own = self.players[agent].learning_rate
+        return self.magrpo.learning_rate(agent) if own is None else own
 
     def check(self) -> None:
         """Check what sections say together.
@@ -199,8 +223,9 @@ class RunConfig(_Section):
         if not self.agents:
             raise FieldError("agents", "none", "one [[agents]] per agent, each with a model")
         resolve_num_agents(
-            {"agents": len(self.agents), "magrpo.num_agents": stated_num_agents(self.magrpo)}
+            {"agents": self.num_agents, "magrpo.num_agents": stated_num_agents(self.magrpo)}
         )
+        _check_one_model(self)
         _check_who("reward", self.reward, needed=True)
         _check_who("transition", self.transition, needed=self.magrpo.num_turns > 1)
         sources = {
@@ -244,6 +269,25 @@ def load_run_config(
     config = load_settings(RunConfig, file=file, overrides=overrides, environ=environ)
     config.check()
     return config
+
+
+def _check_one_model(config: RunConfig) -> None:
+    """Refuse several models where one is to play all agents."""
+    if config.centralized is not None and (config.magrpo.shared_policy or len(config.agents) > 1):
+        raise FieldError(
+            "centralized",
+            "shared_policy" if config.magrpo.shared_policy else f"{len(config.agents)} [[agents]]",
+            "one [[agents]] entry, whose model answers for all, and magrpo.num_agents",
+        )
+    for number, agent in enumerate(config.agents if config.magrpo.shared_policy else ()):
+        for name in ("model", "gguf_file", "tokenizer", "device"):
+            own, first = getattr(agent, name), getattr(config.agents[0], name)
+            if own != first:
+                raise FieldError(
+                    f"agents[{number}].{name}",
+                    repr(own),
+                    f"{first!r} as agents[0] has, since shared_policy trains one model",
+                )
 
 
 def _check_who(section: str, settings: FunctionSettings, *, needed: bool) -> None:

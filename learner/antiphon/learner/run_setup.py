@@ -23,6 +23,8 @@ from antiphon.services.common.user_functions import RewardFunction, TransitionFu
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from antiphon.learner.centralized import Centralized
+
 
 def usable_cores() -> int:
     """Cores that this process may use."""
@@ -55,7 +57,8 @@ class RunSetup:
     `open_progress` opens the display when the run starts. `threads` cores are shared out: among the
     services that this run starts while they generate, among the updates while those run.
     `generation_arguments` go to every service that it starts.
-    `trackers` are told the metrics, as `wandb` says.
+    `trackers` are told the metrics, as `wandb` says. With `centralized` the one agent writes the
+    joint answer of several roles.
     """
 
     config: MAGRPOConfig
@@ -72,6 +75,7 @@ class RunSetup:
     generation_arguments: tuple[str, ...] = ()
     trackers: tuple[TrackerName, ...] = ()
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    centralized: Centralized | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot train, before anything is started.
@@ -81,7 +85,14 @@ class RunSetup:
             UserFunctionError: A function takes other parameters than it will get.
         """
         check_installed(self.trackers)
-        _distinct_models(self.agents)
+        _check_models(self.agents, shared=self.config.shared_policy)
+        self._check_learning_rates()
+        if self.centralized is not None and (self.config.shared_policy or self.num_agents != 1):
+            raise FieldError(
+                "centralized_adapter",
+                "shared_policy" if self.config.shared_policy else f"{self.num_agents} models",
+                "one model that writes the joint answer of all roles",
+            )
         if self.config.num_turns > 1 and self.transition is None:
             raise FieldError(
                 "external_transition",
@@ -91,9 +102,9 @@ class RunSetup:
             )
         self.tasks.check(needed=self.prompts.needed_columns)
         if not isinstance(self.reward, Endpoint):
-            RewardFunction(self.reward, self.num_agents, self.config.reward_batch_size)
+            RewardFunction(self.reward, self.num_roles, self.config.reward_batch_size)
         if self.transition is not None and not isinstance(self.transition, Endpoint):
-            TransitionFunction(self.transition, self.num_agents)
+            TransitionFunction(self.transition, self.num_roles)
 
     @property
     def num_agents(self) -> int:
@@ -101,12 +112,58 @@ class RunSetup:
         return len(self.agents)
 
     @property
+    def num_roles(self) -> int:
+        """Agents as reward, transition and formatters see them: N, or the centralised roles."""
+        return self.num_agents if self.centralized is None else self.centralized.num_roles
+
+    @property
+    def policies(self) -> tuple[tuple[int, ...], ...]:
+        """The agents that each policy plays."""
+        return self.config.policies(self.num_agents)
+
+    def learning_rate(self, agent: int) -> float:
+        """Learning rate of an agent: its own, else the config's."""
+        own = self.agents[agent].learning_rate
+        return self.config.learning_rate(agent) if own is None else own
+
+    def endpoints(self, agents: Sequence[int]) -> tuple[Endpoint, ...]:
+        """Where a policy is served: the services of all its agents, each once."""
+        given = [endpoint for agent in agents for endpoint in self.agents[agent].endpoints]
+        return tuple({endpoint.address: endpoint for endpoint in given}.values())
+
+    def _check_learning_rates(self) -> None:
+        given = self.config.agent_learning_rate
+        if isinstance(given, tuple) and len(given) != self.num_agents:
+            raise FieldError(
+                "agent_learning_rate",
+                f"{len(given)} of them",
+                f"one, or {self.num_agents}, one per agent",
+            )
+        for agents in self.policies:
+            rates = [self.learning_rate(agent) for agent in agents]
+            if len(set(rates)) > 1:
+                raise FieldError(
+                    "agent_learning_rate", rates, "one number, as shared_policy has one optimiser"
+                )
+
+    @property
     def prompts_total(self) -> int:
         """Prompts of all epochs, 0 where the dataset does not know its length."""
         return (self.tasks.length or 0) * self.config.num_train_epochs
 
 
-def _distinct_models(agents: Sequence[AgentSetup]) -> None:
+def _check_models(agents: Sequence[AgentSetup], *, shared: bool) -> None:
+    """Refuse one model for several agents, or several where they share one policy."""
+    if shared:
+        for number, agent in enumerate(agents):
+            if agent.model is not agents[0].model:
+                raise FieldError(
+                    f"agents[{number}]",
+                    "another model than agents[0]",
+                    "the same one, as shared_policy trains one set of weights: give one agent and "
+                    "num_agents, or the same object for every agent",
+                )
+        return
     seen: dict[int, int] = {}
     for number, agent in enumerate(agents):
         first = seen.setdefault(id(agent.model), number)
@@ -114,7 +171,8 @@ def _distinct_models(agents: Sequence[AgentSetup]) -> None:
             raise FieldError(
                 f"agents[{number}]",
                 f"the same object as agents[{first}]",
-                "a model object of its own for every agent, as each is trained in place",
+                "a model object of its own for every agent, as each is trained in place; or "
+                "shared_policy=True, to train one set of weights for all",
             )
 
 

@@ -43,10 +43,14 @@ class BranchStop(StrEnum):
 
 @dataclass(frozen=True)
 class AgentPrompt:
-    """What one agent was asked: as user functions see it, and the ids that the engine saw [P]."""
+    """What one agent was asked: as user functions see it, and the ids that the engine saw [P].
+
+    `roles` holds the prompts of the roles that a joint prompt is made of (`learner.centralized`).
+    """
 
     content: str | Chat
     token_ids: tuple[int, ...]
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Branch:
     """One joint action of a node.
 
     `samples` holds a completion index per agent [N]; `reward` is the score's value after the
-    reward processor, None where it is missing; `stop` says why there is no `child`.
+    reward processor, None where it is missing; `stop` says why there is no `child`. `role_texts`
+    are the parts that a joint completion was split into, where one model plays all roles.
     """
 
     samples: tuple[int, ...]
@@ -76,6 +81,7 @@ class Branch:
     child: Node | None = None
     stop: BranchStop | None = None
     stop_detail: str = ""
+    role_texts: tuple[str, ...] = ()
 
     @property
     def finite_reward(self) -> float | None:
@@ -89,7 +95,8 @@ class Node:
 
     `path` holds the joint action taken at each turn before (the root's is empty), `row` the row of
     the dataset. `prompts` has shape [N], `completions` [N][G], and `references` too where a
-    reference policy is held, else it is empty.
+    reference policy is held, else it is empty. `unsplit` counts joint completions that could not be
+    split into the roles' texts.
     """
 
     task: Task
@@ -100,6 +107,7 @@ class Node:
     completions: tuple[tuple[Completion, ...], ...] = ()
     branches: list[Branch] = field(default_factory=list)
     references: tuple[tuple[ReferenceTerm, ...], ...] = ()
+    unsplit: int = 0
 
     @property
     def mean_reward(self) -> float | None:

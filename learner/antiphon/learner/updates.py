@@ -1,4 +1,4 @@
-"""From trees to optimiser steps: each agent's buffer, and its policy on a thread of its own."""
+"""From trees to optimiser steps: each policy's buffer, and its steps on a thread of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class AgentUpdate:
-    """What one agent's drains came to: the minibatches in order, each with its step's figures."""
+    """What one policy's drains came to: the minibatches in order, each with its step's figures.
+
+    `agent` is the agent that the policy plays, the first of several.
+    """
 
     agent: int
     steps: list[tuple[list[TrainingSample], StepStats]] = field(default_factory=list)
@@ -42,12 +45,12 @@ class AgentUpdate:
 
 
 class Updates:
-    """Fills the agents' buffers and drains them into their policies, agents side by side.
+    """Fills the policies' buffers and drains them, policies side by side.
 
     Args:
-        buffers: One per agent, agent 0 first.
-        policies: One per agent.
-        threads: Cores for all updates together; each agent's torch threads are its share.
+        buffers: One per policy.
+        policies: As many.
+        threads: Cores for all updates together; each policy's torch threads are its share.
     """
 
     def __init__(
@@ -66,21 +69,21 @@ class Updates:
     async def run(
         self, samples: Sequence[Sequence[TrainingSample]], *, end_of_epoch: bool
     ) -> list[AgentUpdate]:
-        """Let each agent's nodes enter its buffer, and take the steps of the drains that follow.
+        """Let each policy's nodes enter its buffer, and take the steps of the drains that follow.
 
         Args:
-            samples: The nodes of a rollout batch by agent, task after task in pre-order [N][nodes].
+            samples: The nodes of a rollout batch by policy, in the order in which they enter.
             end_of_epoch: Whether what is left in the buffers drains too.
         """
         loop = asyncio.get_running_loop()
 
-        async def update(agent: int) -> AgentUpdate:
+        async def update(policy: int) -> AgentUpdate:
             return await loop.run_in_executor(
-                self._pool, self._update, agent, samples[agent], end_of_epoch
+                self._pool, self._update, policy, samples[policy], end_of_epoch
             )
 
         async with task_group() as group:
-            tasks = [group.create_task(update(agent)) for agent in range(len(self._policies))]
+            tasks = [group.create_task(update(policy)) for policy in range(len(self._policies))]
         return [task.result() for task in tasks]
 
     async def each(self, function: Callable[[int], T]) -> list[T]:
@@ -94,17 +97,18 @@ class Updates:
         self._pool.shutdown(wait=True)
 
     def _update(
-        self, agent: int, samples: Sequence[TrainingSample], end_of_epoch: bool
+        self, policy: int, samples: Sequence[TrainingSample], end_of_epoch: bool
     ) -> AgentUpdate:
-        buffer, update = self._buffers[agent], AgentUpdate(agent)
+        buffer = self._buffers[policy]
+        update = AgentUpdate(buffer.agent)
         for sample in samples:
             buffer.add(sample)
             if buffer.ready:
-                self._drain(update)
+                self._drain(policy, update)
         if end_of_epoch:
-            self._drain(update)
+            self._drain(policy, update)
         return update
 
-    def _drain(self, update: AgentUpdate) -> None:
-        for minibatch in self._buffers[update.agent].drain():
-            update.steps.append((minibatch, self._policies[update.agent].step(minibatch)))
+    def _drain(self, policy: int, update: AgentUpdate) -> None:
+        for minibatch in self._buffers[policy].drain():
+            update.steps.append((minibatch, self._policies[policy].step(minibatch)))

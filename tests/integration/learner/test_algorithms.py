@@ -1,0 +1,499 @@
+"""The algorithms of the MAGRPO family through real local services: what is trained, and on what."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support import run_folders
+from tests.support.models import tiny_folder, tiny_model, tiny_tokenizer
+from torch import nn
+
+from antiphon.clients.types import FieldError
+from antiphon.learner import (
+    CentralizedMAGRPOConfig,
+    CentralizedMAGRPOTrainer,
+    CentralizedParseError,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+)
+from antiphon.learner.run_config import load_run_config
+from antiphon.learner.toml_run import train_from_config
+
+SMALL: dict[str, Any] = {
+    "num_train_epochs": 1,
+    "num_generations": 3,
+    "num_turns": 1,
+    "max_new_tokens": 6,
+    "agent_learning_rate": 1e-2,
+    "temperature": 1.0,
+    "top_k": None,
+    "top_p": None,
+    "logging_steps": 1,
+    "early_termination_threshold": None,
+    "rollout_buffer_size": 2,
+    "seed": 5,
+}
+ROWS = [{"prompt": "red green"}, {"prompt": "one two three"}]
+
+
+def letters(*completions: list[str]) -> list[float]:
+    return [float(sum(len(text[0]) for text in completions))]
+
+
+def again(prompt: str, agent_completions: list[str], num_agents: int) -> list[str]:
+    return [f"{prompt} again {agent_completions[agent]}" for agent in range(num_agents)]
+
+
+def run(kind: type[MAGRPOTrainer], directory: Path, **options: Any) -> MAGRPOTrainer:
+    tokenizer = tiny_tokenizer(directory / "tokenizer")
+    given: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "reward_func": letters,
+        "train_dataset": ROWS,
+        "run_directory": directory / "runs",
+        "wandb_config": {"verbose": False},
+    }
+    given |= options
+    if "agents" not in given:
+        given["agents"] = [tiny_model(tokenizer, seed) for seed in range(2)]
+    trainer = kind(**given)
+    trainer.train()
+    return trainer
+
+
+def metrics(trainer: MAGRPOTrainer) -> list[dict[str, Any]]:
+    assert trainer.run_directory is not None
+    return run_folders.metrics(trainer.run_directory)
+
+
+def rollouts(trainer: MAGRPOTrainer) -> list[dict[str, Any]]:
+    assert trainer.run_directory is not None
+    rows: list[dict[str, Any]] = pq.read_table(trainer.run_directory / "rollouts").to_pylist()
+    return rows
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def copies(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def moved(model: nn.Module, before: Sequence[torch.Tensor]) -> bool:
+    return any(
+        not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config", "mode"),
+    [
+        (MARLOOTrainer, MARLOOConfig, "rloo"),
+        (MAReMaxTrainer, MAReMaxConfig, "max"),
+        (MAREINFORCETrainer, MAREINFORCEConfig, "raw"),
+    ],
+)
+def test_the_other_trainers_train_on_their_own_baseline(
+    tmp_path: Path, trainer: type[MAGRPOTrainer], config: type[MAGRPOConfig], mode: str
+) -> None:
+    made = run(trainer, tmp_path, args=config(**SMALL, advantage_normalization=False))
+    assert made.args.advantage_mode == mode
+    by_node: dict[int, list[dict[str, Any]]] = {}
+    for row in rollouts(made):
+        by_node.setdefault(row["row"], []).append(row)
+    for node in by_node.values():
+        for agent in range(2):
+            returns = [row["agent_returns"][agent] for row in node]
+            got = [row["advantages"][agent] for row in node]
+            mean = sum(returns) / 3
+            wanted = {
+                "rloo": [1.5 * (r - mean) for r in returns],
+                "max": [r - max(returns) for r in returns],
+                "raw": returns,
+            }[mode]
+            assert got == pytest.approx(wanted)
+            assert max(returns) > min(returns)
+
+
+def test_a_config_of_another_algorithm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=r"args: got MAGRPOConfig with advantage_mode 'mean'.*"):
+        run(MARLOOTrainer, tmp_path, args=MAGRPOConfig(**SMALL))
+    assert MARLOOTrainer.config_class().advantage_mode == "rloo"
+    with pytest.raises(ValueError, match=r"(?s)advantage_mode.*'rloo'"):
+        MARLOOConfig(advantage_mode="mean")
+
+
+def test_one_agent_is_grpo(tmp_path: Path) -> None:
+    """The group's mean and standard deviation, over the completions of one prompt; two turns."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    agent = tiny_model(tokenizer, 0)
+    before = copies(agent)
+    trainer = run(
+        MAGRPOTrainer,
+        tmp_path,
+        agents=[agent],
+        external_transition=again,
+        args=MAGRPOConfig(**{**SMALL, "num_turns": 2}),
+    )
+    assert trainer.num_agents == 1
+    assert moved(agent, before)
+    rows = [row for row in rollouts(trainer) if row["row"] == 0 and row["turn"] == 1]
+    returns = torch.tensor([row["return"] for row in rows])
+    wanted = (returns - returns.mean()) / returns.std(unbiased=False)
+    assert [row["advantages"][0] for row in rows] == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert run_folders.total(metrics(trainer), "turn_2/nodes") == 2 * 3
+
+
+def kl_by_hand(
+    reference: nn.Module, policy: nn.Module, prompt: Sequence[int], ids: Sequence[int]
+) -> float:
+    total = 0.0
+    with torch.no_grad():
+        logprobs = [
+            m(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].double().log_softmax(-1)
+            for m in (policy, reference)
+        ]
+    for c, token in enumerate(ids):
+        now, start = (lp[len(prompt) + c - 1, token].item() for lp in logprobs)
+        total += math.exp(start - now) - (start - now) - 1
+    return total
+
+
+@pytest.mark.parametrize("devices", [None, "offload"])
+def test_a_reference_kl_is_paid_in_the_returns_of_each_agent(
+    tmp_path: Path, devices: str | None
+) -> None:
+    """KL 0 at the start; after the first step that of the weights sampled from to the start's."""
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    agents = [tiny_model(tokenizer, seed) for seed in range(2)]
+    starts = copy.deepcopy(agents)
+    sampled_from: list[Any] = []
+
+    def reward(a: list[str], b: list[str]) -> list[float]:
+        sampled_from[:] = copy.deepcopy(agents)
+        return letters(a, b)
+
+    trainer = run(
+        MAGRPOTrainer,
+        tmp_path,
+        agents=agents,
+        reward_func=reward,
+        args=MAGRPOConfig(
+            **{**SMALL, "rollout_buffer_size": 1},
+            joint_mode="cross",
+            reference_kl_enabled=True,
+            reference_kl_coef=0.5,
+            reference_devices=devices,
+            advantage_normalization=False,
+            wire_dtype="float32",
+        ),
+    )
+    rows = rollouts(trainer)
+    first = [row for row in rows if row["row"] == 0]
+    assert all(kl == pytest.approx(0, abs=1e-6) for row in first for kl in row["reference_kls"])
+    later = [row for row in rows if row["row"] == 1]
+    prompt = tokenizer("one two three").input_ids
+    means = []
+    for agent in range(2):
+        by_sample: dict[int, list[dict[str, Any]]] = {}
+        for row in later:
+            by_sample.setdefault(row["samples"][agent], []).append(row)
+        kls = []
+        for joint in by_sample.values():
+            kl = joint[0]["reference_kls"][agent]
+            ids = joint[0]["token_ids"][agent]
+            wanted = kl_by_hand(starts[agent], sampled_from[agent], prompt, ids)
+            assert wanted > 1e-4
+            assert kl == pytest.approx(wanted, rel=1e-3)
+            mean = sum(row["return"] for row in joint) / len(joint)
+            assert joint[0]["agent_returns"][agent] == pytest.approx(mean - 0.5 * kl, abs=1e-6)
+            kls.append(kl)
+        assert len(kls) == 3
+        means.append(sum(kls) / 3)
+    row = metrics(trainer)[-1]
+    assert row["turn_1/reference_kl_mean"] == pytest.approx(sum(means) / 2)
+    assert row["turn_1/reference_kl_penalty_mean"] == pytest.approx(0.5 * sum(means) / 2)
+    for agent in range(2):
+        assert row[f"agent_{agent}/turn_1/reference_kl_mean"] == pytest.approx(means[agent])
+    returns = [row["return"] for row in later]
+    assert row["turn_1/expected_return"] == pytest.approx(sum(returns) / len(returns))
+
+
+def test_a_reference_kl_in_the_loss_leaves_returns_and_holds_the_policy_back(
+    tmp_path: Path,
+) -> None:
+    def trained(coef: float) -> tuple[MAGRPOTrainer, float]:
+        trainer = run(
+            MAGRPOTrainer,
+            tmp_path / str(coef),
+            args=MAGRPOConfig(
+                **{**SMALL, "num_train_epochs": 4, "rollout_buffer_size": 1},
+                reference_kl_enabled=True,
+                reference_kl_coef=coef,
+                reference_kl_mode="loss",
+            ),
+        )
+        return trainer, metrics(trainer)[-1]["turn_1/reference_kl_mean"]
+
+    (held, held_kl), (_, free_kl) = trained(50.0), trained(1e-6)
+    for row in rollouts(held):
+        assert row["agent_returns"] == [row["return"]] * 2
+    assert metrics(held)[-1]["agent_0/reference_kl_loss"] > 0
+    assert held_kl < free_kl / 2
+
+
+def test_agents_may_differ_in_model_tokenizer_and_learning_rate(tmp_path: Path) -> None:
+    words = tiny_tokenizer(tmp_path / "words")
+    more = tiny_tokenizer(tmp_path / "bytes", kind="bytes")
+    agents = [
+        tiny_model(words, 0, context=128),
+        tiny_model(more, 1, tie=False),
+        tiny_model(words, 2),
+    ]
+    before = [copies(agent) for agent in agents]
+    trainer = run(
+        MAGRPOTrainer,
+        tmp_path,
+        agents=agents,
+        tokenizer=[words, more, words],
+        external_transition=again,
+        args=MAGRPOConfig(
+            **{**SMALL, "num_turns": 2, "agent_learning_rate": [1e-2, 1e-3, 0]},
+            wire_dtype="float32",
+        ),
+    )
+    assert [moved(a, b) for a, b in zip(agents, before, strict=True)] == [True, True, False]
+    beyond = False
+    for row in rollouts(trainer):
+        for agent, tokenizer in enumerate(trainer.tokenizers):
+            assert max(row["token_ids"][agent]) < len(tokenizer)
+            if agent != 1:  # words: each is a token, so a text is its tokens
+                text = tokenizer.decode(row["token_ids"][agent], skip_special_tokens=True)
+                assert row["texts"][agent] == text
+            beyond = beyond or max(row["token_ids"][agent]) >= len(words)
+    assert beyond  # agent 1 speaks tokens that the others do not have
+    largest = [
+        max((p - q).abs().max().item() for p, q in zip(a.parameters(), b, strict=True))
+        for a, b in zip(agents, before, strict=True)
+    ]
+    assert largest[0] > 5 * largest[1]
+
+
+def test_the_number_of_learning_rates_is_that_of_the_agents(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=r"agent_learning_rate: got 3 of them, wanted one, or 2"):
+        run(
+            MAGRPOTrainer,
+            tmp_path,
+            args=MAGRPOConfig(**{**SMALL, "agent_learning_rate": [1e-2, 1e-3, 0]}),
+        )
+
+
+def roles() -> list[Any]:
+    return [
+        lambda item: f"one {item['prompt']}",
+        lambda item: f"two {item['prompt']}",
+        lambda item: f"three {item['prompt']}",
+    ]
+
+
+def test_a_shared_policy_is_one_set_of_weights_that_plays_every_agent(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    model = tiny_model(tokenizer, 0)
+    before = copies(model)
+    trainer = run(
+        MAGRPOTrainer,
+        tmp_path,
+        agents=[model],
+        num_agents=3,
+        formatters=roles(),
+        args=MAGRPOConfig(**SMALL, shared_policy=True),
+    )
+    assert trainer.agents == [model] * 3
+    assert moved(model, before)
+    rows = rollouts(trainer)
+    assert rows[0]["prompts"] == ["one red green", "two red green", "three red green"]
+    assert len(set(rows[0]["texts"])) > 1  # every role has seeds of its own
+    figures = metrics(trainer)
+    # 2 tasks of one node each; 3 agents' groups in one buffer of 2: 3 steps of 2 entries.
+    assert run_folders.total(figures, "agent_0/steps") == 3
+    assert run_folders.total(figures, "agent_0/live_nodes") == 6
+    assert not any(name.startswith("agent_1/steps") for row in figures for name in row)
+    assert trainer.run_directory is not None
+    summary = summary_of(trainer.run_directory)
+    assert summary["optimizer_steps"] == [3, 3, 3]
+    assert len(set(summary["weights_versions"])) == 1
+    trainer.save_model(tmp_path / "saved")
+    assert [p.name for p in (tmp_path / "saved").iterdir()] == ["agent_0"]
+
+
+def test_a_shared_policy_from_a_run_file_on_services_of_its_own(
+    tmp_path: Path, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas of one set of weights serve three agents."""
+    folder = tiny_folder(tmp_path / "model")
+    services = [
+        processes.serve(f"replica_{n}", "generation", "--model", str(folder), "--threads", "1")
+        for n in range(2)
+    ]
+    addresses = [service.address() for service in services]
+    (tmp_path / "shared_tasks.py").write_text(
+        "def reward(a, b, c):\n    return [float(len(a[0] + b[0] + c[0]))]\n"
+        "def one(item):\n    return 'one ' + item['prompt']\n"
+        "def two(item):\n    return 'two ' + item['prompt']\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"""
+        [magrpo]
+        num_agents = 3
+        shared_policy = true
+        num_turns = 1
+        num_train_epochs = 1
+        num_generations = 2
+        max_new_tokens = 6
+        temperature = 1.0
+        top_k = "none"
+        top_p = "none"
+        agent_learning_rate = 1e-2
+        [[agents]]
+        model = "{folder}"
+        addresses = {addresses}
+        [reward]
+        function = "shared_tasks:reward"
+        [formatters]
+        functions = ["shared_tasks:one", "shared_tasks:two", "shared_tasks:one"]
+        [dataset]
+        prompts = ["red green", "one two"]
+        [run]
+        directory = "{tmp_path / "runs"}"
+        """
+    )
+    train_from_config(load_run_config(file))
+    run_folder = run_folders.find(tmp_path / "runs")
+    rows = pq.read_table(run_folder / "rollouts").to_pylist()
+    assert rows[0]["prompts"] == ["one red green", "two red green", "one red green"]
+    assert {path.name for path in run_folder.glob("agent_*")} == {"agent_0"}
+    assert summary_of(run_folder)["weights_versions"] == [3, 3, 3]
+
+
+class Halves:
+    """The first half of the words is the first role's answer; a text of one word is no answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], list[str]]] = []
+
+    def build_prompt(self, batch_item: dict[str, Any], agent_prompts: Sequence[str]) -> str:
+        self.asked.append((dict(batch_item), list(agent_prompts)))
+        batch_item.clear()  # a copy: the run's own row stays
+        return " ".join(agent_prompts)
+
+    def parse_completion(
+        self, completion: str, batch_item: dict[str, Any], num_agents: int
+    ) -> list[str]:
+        words = completion.split()
+        if len(words) < 2:
+            raise CentralizedParseError("one word")
+        half = len(words) // 2
+        return [" ".join(words[:half]), " ".join(words[half:])]
+
+
+def test_a_centralised_model_writes_the_joint_answer_of_all_roles(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    model, adapter = tiny_model(tokenizer, 0), Halves()
+    before = copies(model)
+    scored: list[tuple[tuple[str, str], list[str]]] = []
+    followed: list[list[list[str]]] = []
+
+    def reward(a: list[str], b: list[str], prompts: list[str]) -> list[float]:
+        scored.append(((a[0], b[0]), prompts))
+        return [float(len(a[0]) - len(b[0]))]
+
+    def transition(
+        prompt: str, agent_completions: list[str], prompt_history_per_agent: list[list[str]]
+    ) -> list[str]:
+        followed.append(prompt_history_per_agent)
+        return [f"again {text or 'a'}" for text in agent_completions]
+
+    trainer = run(
+        CentralizedMAGRPOTrainer,
+        tmp_path,
+        agents=[model],
+        num_agents=2,
+        centralized_adapter=adapter,
+        reward_func=reward,
+        external_transition=transition,
+        formatters=roles()[:2],
+        args=CentralizedMAGRPOConfig(**{**SMALL, "num_turns": 2}),
+    )
+    assert trainer.agents == [model]
+    assert moved(model, before)
+    rows = rollouts(trainer)
+    assert rows[0]["prompts"] == ["one red green two red green"]
+    assert ({"prompt": "red green"}, ["one red green", "two red green"]) in adapter.asked
+    unsplit = 0
+    for row in rows:
+        words = row["texts"][0].split()
+        half = len(words) // 2
+        wanted = ["", ""] if len(words) < 2 else [" ".join(words[:half]), " ".join(words[half:])]
+        assert row["role_texts"] == wanted
+        assert row["reward"] == len(wanted[0]) - len(wanted[1])
+        unsplit += len(words) < 2
+    assert sorted(tuple(row["role_texts"]) for row in rows) == sorted(pair for pair, _ in scored)
+    assert all(
+        history == [["one red green"], ["two red green"]]
+        or history == [["one one two three"], ["two one two three"]]
+        for history in followed
+    )
+    second = next(row for row in rows if row["turn"] == 2)
+    parent = next(
+        row
+        for row in rows
+        if row["row"] == second["row"]
+        and row["turn"] == 1
+        and [row["joint_action"]] == second["path"]
+    )
+    # The formatters write the roles' later prompts too, which the adapter joins.
+    assert second["prompts"] == [
+        " ".join(
+            f"{role} again {text or 'a'}"
+            for role, text in zip(("one", "two"), parent["role_texts"], strict=True)
+        )
+    ]
+    figures = metrics(trainer)
+    counted = sum(run_folders.total(figures, f"turn_{turn}/unsplit_completions") for turn in (1, 2))
+    assert counted == unsplit
+
+
+def test_what_an_adapter_gives_wrongly_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Short(Halves):
+        def parse_completion(
+            self, completion: str, batch_item: dict[str, Any], num_agents: int
+        ) -> list[str]:
+            return [completion]
+
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(FieldError, match=r"Short.parse_completion.*wanted a list of 2 texts"):
+        run(
+            CentralizedMAGRPOTrainer,
+            tmp_path,
+            agents=[tiny_model(tokenizer, 0)],
+            centralized_adapter=Short(),
+            args=CentralizedMAGRPOConfig(**SMALL),
+        )
