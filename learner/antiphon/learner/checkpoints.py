@@ -152,8 +152,8 @@ class Checkpoints:
         self.check_current()
         self._between_batches = False
 
-    async def batch_done(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
-        """A rollout batch is trained, published and recorded; save where that is due or asked for.
+    def batch_trained(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
+        """A rollout batch is trained, published and recorded.
 
         Args:
             epoch: Counted from 1.
@@ -162,6 +162,12 @@ class Checkpoints:
         """
         self.cursor = Cursor(epoch, self.cursor.rows_into(epoch) + rows, end_of_epoch)
         self._between_batches = True
+
+    async def batch_done(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
+        """All that follows a rollout batch is done too; save where that is due or asked for.
+
+        The arguments are those of `batch_trained`.
+        """
         prompts = self._record.prompts_done
         if self._settings.due(
             prompts_before=prompts - rows,

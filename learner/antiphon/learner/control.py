@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from antiphon.learner.evaluation_requests import EvaluationRequests
+
 T = TypeVar("T")
 
 
@@ -14,13 +16,18 @@ class StoppedError(Exception):
 
 
 class RunControl:
-    """What somebody asked of the run. Used from the event loop only."""
+    """What somebody asked of the run. Used from the event loop only.
+
+    Attributes:
+        evaluations: Who waits for an evaluation.
+    """
 
     def __init__(self) -> None:
         self._may_go = asyncio.Event()
         self._may_go.set()
         self._stop = asyncio.Event()
         self.stop_reason = ""
+        self.evaluations = EvaluationRequests()
         self._checkpoint_asked = asyncio.Event()
         self._checkpoint_requests: list[asyncio.Future[str]] = []
         self._ended = False
@@ -71,15 +78,17 @@ class RunControl:
         return requests
 
     def end(self) -> None:
-        """The run has ended: nobody need wait for a checkpoint any more."""
+        """The run has ended: nobody need wait for a checkpoint or an evaluation any more."""
         self._ended = True
+        self.evaluations.refuse("the run has ended")
         for request in self.take_checkpoint_requests():
             if not request.done():
                 request.set_exception(StoppedError("the run has ended"))
 
     async def wait_while_paused(self) -> None:
-        """Return once the run may go on or is to stop, or a checkpoint is asked for."""
-        waits = [asyncio.ensure_future(e.wait()) for e in (self._may_go, self._checkpoint_asked)]
+        """Return once the run may go on or is to stop, or something is asked for."""
+        events = (self._may_go, self._checkpoint_asked, self.evaluations.asked)
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -2,7 +2,8 @@
 
 It writes the run folder (metrics, rollouts, summary) and passes the same figures on to Prometheus,
 to trackers, to the progress display and to whoever watches. Per rollout batch it is told, in this
-order: `rolled_out`, `updated`, `published`, `batch_done`; at the end of the run `finish`.
+order: `rolled_out`, `updated`, `published`, `batch_done`; between them of every evaluation
+`evaluated`; at the end of the run `finish`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.clients.types import RunState
 from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.evaluation_figures import Evaluation
 from antiphon.learner.figures import NodeFigures, tree_figures
 from antiphon.learner.metric_rows import (
     Figures,
@@ -25,6 +27,7 @@ from antiphon.learner.metrics import LearnerMetrics
 from antiphon.learner.progress import Progress, Silent, Snapshot, TurnSnapshot
 from antiphon.learner.rollout_log import RolloutLog
 from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.stages import EVALUATE
 from antiphon.learner.summary import EpochTurn, Summary, summary_json, summary_markdown
 from antiphon.learner.trackers.base import MetricsRow, Tracker
 from antiphon.learner.trackers.jsonl import JsonlTracker
@@ -192,6 +195,25 @@ class RunRecord:
             self._write_row()
         self._progress.update(self.snapshot())
 
+    def evaluated(self, evaluation: Evaluation, *, keep_trees: bool) -> None:
+        """Tell an evaluation: a row of the metrics of its own.
+
+        Args:
+            evaluation: What it came to.
+            keep_trees: Whether its trees are kept, where `keep_rollouts_every` keeps any.
+        """
+        seconds = self._stage_seconds.get(EVALUATE, 0.0) + evaluation.seconds
+        self._stage_seconds[EVALUATE] = seconds
+        if keep_trees and self._config.keep_rollouts_every:
+            self._rollouts.write_evaluation(
+                evaluation.nodes, epoch=self.epoch, prompts_before=self.prompts_done
+            )
+        if self._metrics is not None:
+            self._metrics.evaluation(evaluation)
+        self._tell_row(dict(sorted(evaluation.figures.items())))
+        self._doing = ("", "", 0)
+        self._progress.update(self.snapshot())
+
     def finish(self, state: RunState, error: str = "") -> None:
         """Write the last row (L20) and the summary, and close the display.
 
@@ -353,7 +375,10 @@ class RunRecord:
         return tokens / generating if generating > 0 else None
 
     def _write_row(self) -> None:
-        figures = dict(sorted(self._row.take().items()))
+        self._logged_joint_actions = self.joint_actions
+        self._tell_row(dict(sorted(self._row.take().items())))
+
+    def _tell_row(self, figures: Mapping[str, float]) -> None:
         row = MetricsRow(
             joint_actions=self.joint_actions,
             epoch=self.epoch,
@@ -364,6 +389,5 @@ class RunRecord:
         )
         for tracker in self._trackers:
             tracker.log(row)
-        self._logged_joint_actions = self.joint_actions
         if self._on_metrics is not None:
             self._on_metrics(self.joint_actions, figures)

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from antiphon.clients.types import FieldError
+from antiphon.learner.config import MAGRPOConfig
 
 _SERVICES = "how services are reached does not touch the weights"
 _TELLS = "what is told of a run does not touch the weights"
@@ -40,6 +41,10 @@ FREE: Mapping[str, str] = {
     "eval_interval": _EVALUATION,
     "eval_num_samples": _EVALUATION,
     "eval_batch_size": _EVALUATION,
+    "eval_mode": _EVALUATION,
+    "eval_temperature": _EVALUATION,
+    "best_metric": _EVALUATION,
+    "best_mode": _EVALUATION,
     "on_score_failure": "it says what a failure does, not how a reward is used",
     "reward_batch_size": "a reward depends on its joint action alone",
     "score_timeout": _SERVICES,
@@ -125,11 +130,12 @@ def check_resume(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """
     refused: list[str] = []
     notes: list[str] = []
-    old, new = before["magrpo"], now["magrpo"]
-    for field in new:
-        if field not in old or old[field] == new[field] or field in FREE:
+    # A field that the checkpoint does not know had what is now its default.
+    old = {**MAGRPOConfig().model_dump(mode="json"), **before["magrpo"]}
+    for field, value in now["magrpo"].items():
+        if old.get(field) == value or field in FREE:
             continue
-        change = f"{field} was {old[field]!r} and is {new[field]!r}"
+        change = f"{field} was {old.get(field)!r} and is {value!r}"
         if field in NOTED:
             notes.append(f"{change}: {NOTED[field]}")
         else:

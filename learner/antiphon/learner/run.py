@@ -12,6 +12,8 @@ from antiphon.learner.concurrency import task_group
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.data import Row, Tasks
+from antiphon.learner.limits import Limits
+from antiphon.learner.evaluations import Evaluations
 from antiphon.learner.publisher import AgentPublisher, Publication
 from antiphon.learner.record import RunRecord
 from antiphon.learner.reference import References
@@ -40,6 +42,8 @@ class TrainingRun:
         clock: Where the time goes.
         on_main_thread: Reads the dataset, which may be the user's code.
         references: Measure the reference KL of trees; None where there is none.
+        limits: What may end the run before its last epoch.
+        evaluations: Made between rollout batches; None where there is nothing to evaluate on.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class TrainingRun:
         clock: StageClock,
         on_main_thread: OnMainThread,
         references: References | None = None,
+        evaluations: Evaluations | None = None,
     ) -> None:
         self._config = config
         self._tasks = tasks
@@ -66,6 +71,8 @@ class TrainingRun:
         self._publishers = publishers
         self._policies = policies
         self._references = references
+        self._limits = Limits() if limits is None else limits
+        self._evaluations = evaluations
         self._record = record
         self._status = status
         self._control = control
@@ -74,7 +81,7 @@ class TrainingRun:
         self._on_main_thread = on_main_thread
 
     async def train(self) -> None:
-        """Train every epoch.
+        """Train every epoch, or until a limit is reached.
 
         Raises:
             StoppedError: Somebody asked for the end; updates and publishing have finished.
@@ -82,15 +89,29 @@ class TrainingRun:
         self._record.published(await self._publish(range(len(self._publishers))))
         self._checkpoints.ready()
         self._status.change(RunState.TRAINING)
+        await self._evaluate()
         cursor = self._checkpoints.cursor
         for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
             rows_left = self._tasks.epoch(cursor.rows_into(epoch))
             batches = rollout_batches(rows_left, self._config.rollout_batch_size)
-            while batch := await self._on_main_thread(partial(next, batches, None), "dataset"):
-                await self._go_on()
-                rows, end_of_epoch = batch
-                await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
+            if not await self._train_epoch(epoch, batches):
+                break
+        if self._limits.unread:
+            self._status.note(f"stop_metric: no row of the metrics had {self._limits.unread!r}")
         await self._checkpoints.finished()
+        await self._tell_checkpoint()
+
+    async def _train_epoch(self, epoch: int, batches: Iterator[tuple[list[Row], bool]]) -> bool:
+        """Train the batches of an epoch; False once a limit is reached, which ends the run."""
+        while self._limits.reached is None:
+            batch = await self._on_main_thread(partial(next, batches, None), "dataset")
+            if batch is None:
+                return True
+            await self._go_on()
+            rows, end_of_epoch = batch
+            await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
+        self._status.note(f"the run ends early: {self._limits.reached}")
+        return False
 
     async def _train_batch(self, epoch: int, rows: Sequence[Row], *, end_of_epoch: bool) -> None:
         grown = await self._control.unless_stopped(self._rollout.grow(epoch, rows))
@@ -113,15 +134,35 @@ class TrainingRun:
 
         self._record.batch_done(self._clock.take())
         self._status.tell()
+        self._checkpoints.batch_trained(epoch, len(rows), end_of_epoch=end_of_epoch)
+        last = end_of_epoch and epoch == self._config.num_train_epochs
+        await self._evaluate(last=last)
         await self._checkpoints.batch_done(epoch, len(rows), end_of_epoch=end_of_epoch)
+        await self._tell_checkpoint()
+
+    async def _evaluate(self, *, last: bool = False) -> None:
+        """Evaluate where that is due."""
+        if self._evaluations is not None:
+            await self._evaluations.if_due(last=last)
+
+    async def _answer_evaluations(self) -> bool:
+        """Evaluate for those who asked for it; whether somebody did."""
+        return self._evaluations is not None and await self._evaluations.answer()
+
+    async def _tell_checkpoint(self) -> None:
+        if self._evaluations is not None:
+            await self._evaluations.tell_checkpoint()
 
     async def _go_on(self) -> None:
-        """Wait while paused; StoppedError where the run is to end."""
+        """Answer and wait while paused; StoppedError where the run is to end."""
+        await self._answer_evaluations()
         if self._control.pause_asked:
             self._status.change(RunState.PAUSED)
             while self._control.pause_asked:
                 await self._control.wait_while_paused()
                 await self._checkpoints.answer()
+                if await self._answer_evaluations() and self._control.pause_asked:
+                    self._status.change(RunState.PAUSED)
             if not self._control.stop_asked:
                 self._status.change(RunState.TRAINING)
         if self._control.stop_asked:

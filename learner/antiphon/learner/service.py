@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from antiphon.clients import wire
 from antiphon.clients.types import Run
 from antiphon.learner.control import RunControl, StoppedError
+from antiphon.learner.evaluation_requests import EvaluationRefusedError
 from antiphon.learner.events import EventLog
 from antiphon.services.common.errors import ServiceError
 from antiphon.v1 import learner_pb2 as pb
@@ -79,9 +81,16 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def Evaluate(
         self, request: pb.EvaluateRequest, context: Context
     ) -> AsyncIterator[pb.EvaluateResponse]:
-        """Refused: this version does not evaluate."""
-        _unavailable("evaluation")
-        yield  # makes it a stream
+        """Evaluate between rollout batches; one message per task, then that of all."""
+        try:
+            asked = self._control.evaluations.ask(request.num_samples or None)
+            async with contextlib.aclosing(asked.results()) as results:
+                async for result in results:
+                    yield pb.EvaluateResponse(task_id=result.task_id, values=result.figures)
+        except EvaluationRefusedError as error:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION, f"no evaluation can be made: {error}"
+            ) from error
 
     async def _checkpoint(self) -> str:
         try:
@@ -98,12 +107,3 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     def _now(self) -> pb.Run:
         return wire.run_to_proto(self._run.snapshot())
-
-
-def _unavailable(feature: str) -> NoReturn:
-    raise ServiceError(
-        grpc.StatusCode.UNIMPLEMENTED,
-        f"this version of the learner does not offer {feature}",
-        reason="FEATURE_UNAVAILABLE",
-        metadata={"feature": feature},
-    )

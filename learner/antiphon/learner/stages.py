@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 GENERATE, SCORE, TRANSITION = "generate", "score", "transition"
 UPDATE, PUSH = "update", "push"
+EVALUATE = "evaluate"
+"""Measured as a whole, outside of rollout batches; none of `STAGES`."""
 STAGES = (GENERATE, SCORE, TRANSITION, UPDATE, PUSH)
 
 

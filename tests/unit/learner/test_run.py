@@ -85,6 +85,9 @@ class Between:
     def batch_begins(self) -> None:
         self.told.append("begins")
 
+    def batch_trained(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
+        self.told.append(f"trained {epoch}:{rows}")
+
     async def batch_done(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
         self.told.append(f"done {epoch}:{rows}{', end of epoch' if end_of_epoch else ''}")
 
@@ -172,7 +175,8 @@ async def test_checkpoints_are_told_between_batches_only() -> None:
     await run.train()
     assert between.told == [
         "ready",
-        *("begins", "done 1:2", "begins", "done 1:1, end of epoch", "finished"),
+        *("begins", "trained 1:2", "done 1:2"),
+        *("begins", "trained 1:1", "done 1:1, end of epoch", "finished"),
     ]
 
 
