@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -29,6 +29,8 @@ from antiphon.learner.connect import (
 )
 from antiphon.learner.control import RunControl
 from antiphon.learner.data import CHECK_ALL_UP_TO
+from antiphon.learner.early_stop import EarlyStop
+from antiphon.learner.limits import Limits
 from antiphon.learner.local import LocalServices
 from antiphon.learner.plan import joint_actions_per_node
 from antiphon.learner.policy import Policy, PolicySettings
@@ -45,6 +47,7 @@ from antiphon.learner.scoring import OnMainThread, RewardScorer, ServiceTransiti
 from antiphon.learner.seeds import completion_seed
 from antiphon.learner.stages import StageClock
 from antiphon.learner.status import RunStatus
+from antiphon.learner.step_plan import most_steps, schedule_notes
 from antiphon.learner.updates import Updates
 
 
@@ -58,6 +61,7 @@ class RunContext:
     control: RunControl
     checkpoints: Checkpoints
     on_main_thread: OnMainThread
+    early_stop: EarlyStop | None = None
 
 
 class Assembly:
@@ -104,6 +108,8 @@ class Assembly:
         policies = await asyncio.to_thread(policies_of, setup)
         for policy in policies:
             self._stack.callback(policy.restore_dtype)
+        for note in schedule_notes(setup):
+            self._context.status.note(note)
         references = await asyncio.to_thread(references_of, setup, policies)
         publishers = [
             AgentPublisher(
@@ -145,6 +151,11 @@ class Assembly:
             checkpoints=self._context.checkpoints,
             clock=self._clock,
             on_main_thread=self._context.on_main_thread,
+            limits=Limits(
+                policies,
+                max_steps=self._config.max_steps,
+                early_stop=self._context.early_stop,
+            ),
         )
 
     async def _restore(
@@ -225,7 +236,13 @@ class Assembly:
             for agents in self._setup.policies
         ]
         self._context.checkpoints.add("buffer", buffers)
-        updates = Updates(buffers, policies, threads=self._setup.threads)
+        updates = Updates(
+            buffers,
+            policies,
+            threads=self._setup.threads,
+            accumulated=config.gradient_accumulation_steps,
+            max_steps=config.max_steps,
+        )
         self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates
 
@@ -314,7 +331,9 @@ def policies_of(setup: RunSetup) -> list[Policy]:
         Policy(
             agents[0],
             setup.agents[agents[0]].model,
-            policy_settings(setup.config, setup.learning_rate(agents[0])),
+            policy_settings(
+                setup.config, agents[0], setup.learning_rate(agents[0]), most_steps(setup, agents)
+            ),
             wire_dtype=setup.config.tensor_dtype,
         )
         for agents in setup.policies
@@ -336,12 +355,21 @@ def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | N
     )
 
 
-def policy_settings(config: MAGRPOConfig, learning_rate: float) -> PolicySettings:
-    """How the config says that a policy is trained, at its own learning rate."""
-    settings = PolicySettings(
+def policy_settings(
+    config: MAGRPOConfig, agent: int, learning_rate: float, most_steps: int | None
+) -> PolicySettings:
+    """How the config says that an agent's policy is trained.
+
+    Args:
+        config: The settings.
+        agent: Counted from 0.
+        learning_rate: The agent's own.
+        most_steps: The most optimiser steps that it can take in this run; None where unknown.
+    """
+    return PolicySettings(
+        **vars(config.optimizer_settings(agent, learning_rate, most_steps)),
         temperature=config.temperature,
         max_new_tokens=config.max_new_tokens,
-        learning_rate=learning_rate,
         clip_ratio_low=config.clip_ratio_low,
         clip_ratio_high=config.clip_ratio_high,
         importance_ratio=config.importance_ratio,
@@ -350,7 +378,6 @@ def policy_settings(config: MAGRPOConfig, learning_rate: float) -> PolicySetting
         max_staleness=config.max_staleness,
         micro_batch_size=config.micro_batch_size,
         reference_kl_coef=config.loss_kl_coef,
+        activation_checkpointing=config.activation_checkpointing,
+        trainable=config.is_trainable(agent),
     )
-    if config.weight_decay is None:
-        return settings
-    return replace(settings, weight_decay=config.weight_decay)

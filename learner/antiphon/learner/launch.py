@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from antiphon.learner.checkpoints import Checkpoints
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.description import described
+from antiphon.learner.early_stop import EarlyStop
 from antiphon.learner.events import EventLog
 from antiphon.learner.local import LocalServices
 from antiphon.learner.metrics import learner_metrics
@@ -100,6 +101,8 @@ class _Launch:
         """The whole run; the learner's own service answers from its beginning to its end."""
         setup, names = self._setup, [agent.name for agent in self._setup.agents]
         self._events, control = EventLog(), RunControl()
+        rule = setup.config.stop_rule
+        self._early_stop = None if rule is None else EarlyStop(rule)
         self._record = RunRecord(
             self._folder,
             setup.config,
@@ -108,7 +111,7 @@ class _Launch:
             prompts_total=setup.prompts_total,
             metrics=learner_metrics(),
             progress=setup.open_progress(),
-            on_metrics=lambda count, row: self._status.tell_metrics(count, dict(row)),
+            on_metrics=self._on_metrics,
         )
         self._status = RunStatus(
             self._folder,
@@ -129,11 +132,24 @@ class _Launch:
             control=control,
             resume=self._resume,
         )
+        if self._early_stop is not None:
+            checkpoints.add("early_stop", [self._early_stop])
         context = RunContext(
-            self._folder, self._record, self._status, control, checkpoints, self._on_main_thread
+            self._folder,
+            self._record,
+            self._status,
+            control,
+            checkpoints,
+            self._on_main_thread,
+            self._early_stop,
         )
+        if setup.evaluation is None:
+            control.evaluations.refuse("this run has no evaluation dataset")
         async with self._served(LearnerServicer(self._status, control, self._events)):
-            return await self._told(self._train(context))
+            try:
+                return await self._told(self._train(context))
+            finally:
+                control.end()
 
     async def _told(self, training: Coroutine[Any, Any, None]) -> RunState:
         """Await the training; record, watchers and terminal learn how it ended."""
@@ -221,6 +237,11 @@ class _Launch:
         for number, *_ in self._setup.policies:
             agent = self._setup.agents[number]
             save_agent(self._folder.agent_folder(number), agent.model, agent.tokenizer)
+
+    def _on_metrics(self, joint_actions: int, row: Mapping[str, float]) -> None:
+        self._status.tell_metrics(joint_actions, dict(row))
+        if self._early_stop is not None:
+            self._early_stop.observe(row)
 
     async def _on_main_thread(self, function: Callable[[], Any], what: str) -> Any:
         return await self._main_thread.run(function, timeout=None, what=what)

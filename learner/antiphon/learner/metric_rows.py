@@ -69,6 +69,8 @@ def add_node(figures: Figures, node: NodeFigures) -> None:
     figures.sum(f"{turn}/missing_rewards", sum(node.missing.values()))
     if node.node.prompts and node.node.prompts[0].roles:
         figures.sum(f"{turn}/unsplit_completions", node.node.unsplit)
+    for component, value in node.component_means.items():
+        figures.mean(f"{turn}/components/{component}", value)
     for stop, count in node.stops.items():
         figures.sum(f"{turn}/stop/{stop}", count)
     for agent, group in enumerate(node.advantages):
@@ -99,6 +101,7 @@ def add_updates(figures: Figures, updates: Sequence[AgentUpdate]) -> None:
             for figure in (
                 "loss",
                 "grad_norm",
+                "learning_rate",
                 "ratio_mean",
                 "clip_fraction",
                 "truncated_fraction",

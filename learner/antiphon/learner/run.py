@@ -12,8 +12,8 @@ from antiphon.learner.concurrency import task_group
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.control import RunControl, StoppedError
 from antiphon.learner.data import Row, Tasks
-from antiphon.learner.limits import Limits
 from antiphon.learner.evaluations import Evaluations
+from antiphon.learner.limits import Limits
 from antiphon.learner.publisher import AgentPublisher, Publication
 from antiphon.learner.record import RunRecord
 from antiphon.learner.reference import References
@@ -62,6 +62,7 @@ class TrainingRun:
         clock: StageClock,
         on_main_thread: OnMainThread,
         references: References | None = None,
+        limits: Limits | None = None,
         evaluations: Evaluations | None = None,
     ) -> None:
         self._config = config
@@ -98,6 +99,8 @@ class TrainingRun:
                 break
         if self._limits.unread:
             self._status.note(f"stop_metric: no row of the metrics had {self._limits.unread!r}")
+        await self._evaluate(last=True)
+        await self._answer_evaluations()
         await self._checkpoints.finished()
         await self._tell_checkpoint()
 
@@ -135,7 +138,8 @@ class TrainingRun:
         self._record.batch_done(self._clock.take())
         self._status.tell()
         self._checkpoints.batch_trained(epoch, len(rows), end_of_epoch=end_of_epoch)
-        last = end_of_epoch and epoch == self._config.num_train_epochs
+        whole = end_of_epoch and epoch == self._config.num_train_epochs
+        last = whole or self._limits.reached is not None
         await self._evaluate(last=last)
         await self._checkpoints.batch_done(epoch, len(rows), end_of_epoch=end_of_epoch)
         await self._tell_checkpoint()

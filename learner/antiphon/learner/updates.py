@@ -23,14 +23,19 @@ T = TypeVar("T")
 class Steps(Protocol):
     """What takes an agent's optimiser steps, as `antiphon.learner.policy.Policy`."""
 
-    def step(self, minibatch: Sequence[TrainingSample]) -> StepStats:
-        """One optimiser step from a minibatch of nodes."""
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimiser steps so far."""
+        ...
+
+    def step(self, *minibatches: Sequence[TrainingSample]) -> StepStats:
+        """One optimiser step from minibatches of nodes."""
         ...
 
 
 @dataclass(frozen=True)
 class AgentUpdate:
-    """What one policy's drains came to: the minibatches in order, each with its step's figures.
+    """What one policy's drains came to: the nodes of each step in order, with its figures.
 
     `agent` is the agent that the policy plays, the first of several.
     """
@@ -51,13 +56,25 @@ class Updates:
         buffers: One per policy.
         policies: As many.
         threads: Cores for all updates together; each policy's torch threads are its share.
+        accumulated: Minibatches per optimiser step: those of a drain in order, so many at a time;
+            the last ones of a drain may be fewer.
+        max_steps: Optimiser steps after which a policy takes no more; None sets no limit. What
+            would have been stepped on is dropped.
     """
 
     def __init__(
-        self, buffers: Sequence[RolloutBuffer], policies: Sequence[Steps], *, threads: int
+        self,
+        buffers: Sequence[RolloutBuffer],
+        policies: Sequence[Steps],
+        *,
+        threads: int,
+        accumulated: int = 1,
+        max_steps: int | None = None,
     ) -> None:
         self._buffers = buffers
         self._policies = policies
+        self._accumulated = accumulated
+        self._max_steps = max_steps
         side_by_side = min(len(policies), max(1, threads))
         self._pool = ThreadPoolExecutor(
             max_workers=side_by_side,
@@ -110,5 +127,10 @@ class Updates:
         return update
 
     def _drain(self, policy: int, update: AgentUpdate) -> None:
-        for minibatch in self._buffers[policy].drain():
-            update.steps.append((minibatch, self._policies[policy].step(minibatch)))
+        steps, minibatches = self._policies[policy], self._buffers[policy].drain()
+        for start in range(0, len(minibatches), self._accumulated):
+            if self._max_steps is not None and steps.optimizer_steps >= self._max_steps:
+                return
+            group = minibatches[start : start + self._accumulated]
+            nodes = [node for minibatch in group for node in minibatch]
+            update.steps.append((nodes, steps.step(*group)))

@@ -1,0 +1,53 @@
+"""How many optimiser steps a run can take at most, and what learning rates make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from antiphon.learner.plan import most_optimizer_steps
+from antiphon.learner.run_setup import RunSetup
+from antiphon.learner.schedules import Schedule, ScheduleType
+
+
+def most_steps(setup: RunSetup, agents: Sequence[int]) -> int | None:
+    """The most optimiser steps of a policy; None where the dataset does not know its length.
+
+    Args:
+        setup: The run.
+        agents: The agents that the policy plays.
+    """
+    if setup.tasks.length is None:
+        return None
+    return most_optimizer_steps(
+        setup.config, setup.num_agents, setup.tasks.length, sharing=len(agents)
+    )
+
+
+def schedule_notes(setup: RunSetup) -> list[str]:
+    """A line for each policy whose learning rate changes with its steps."""
+    notes = []
+    for agents in setup.policies:
+        agent = agents[0]
+        most = most_steps(setup, agents)
+        if not setup.config.is_trainable(agent):
+            continue
+        rate = setup.learning_rate(agent)
+        schedule = setup.config.optimizer_settings(agent, rate, most).schedule
+        if text := _told(schedule, estimated=setup.config.lr_total_steps is None):
+            notes.append(f"agent {agent}: learning rate {rate:g}, {text}")
+    return notes
+
+
+def _told(schedule: Schedule, *, estimated: bool) -> str:
+    parts = []
+    if schedule.warmup_steps:
+        parts.append(f"{schedule.warmup_steps} steps of warm-up")
+    if schedule.type != ScheduleType.CONSTANT:
+        why = (
+            " (the most that this run can take; early ends and dead groups make it fewer, "
+            "lr_total_steps sets another number)"
+        )
+        parts.append(
+            f"{schedule.type} over {schedule.total_steps} optimiser steps{why if estimated else ''}"
+        )
+    return ", ".join(parts)
