@@ -30,6 +30,7 @@ _STEPS = "which nodes make an optimiser step, and when, would differ from a run 
 FREE: Mapping[str, str] = {
     "logging_steps": _TELLS,
     "keep_rollouts_every": _TELLS,
+    "trackers": _TELLS,
     "agent_devices": _MEMORY,
     "micro_batch_size": _MEMORY,
     "activation_checkpointing": "layers that are computed again give the same numbers",
@@ -79,6 +80,7 @@ NOTED: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     "num_agents": "every agent has its own weights, moments and buffer in the checkpoint",
     "parallel_training": _ONE_RUN,
+    "shared_policy": "the checkpoint holds weights, moments and a buffer for every policy",
     "num_generations": _TREES,
     "num_turns": _TREES,
     "joint_mode": _TREES,
@@ -92,6 +94,7 @@ REFUSED: Mapping[str, str] = {
     "advantage_mode": "advantages in the buffers were made with the other value",
     "advantage_normalization": "advantages in the buffers were made with the other value",
     "reference_kl_enabled": "returns in the buffers were made with the other value",
+    "reference_kl_mode": "returns in the buffers were made with the other value",
     "reference_kl_coef": "returns in the buffers were made with the other value",
     "reference_devices": "the reference is the policy that the run began with",
     "seed": "completions and the order of nodes would be those of two runs",
