@@ -57,6 +57,7 @@ FIGURES = {
     "turn_T/missing_rewards": "Number of joint actions without a reward.",
     "turn_T/unsplit_completions": "Number of joint completions that the centralised adapter could "
     "not split.",
+    "turn_T/components/NAME": "A named component of the rewards, mean of the nodes of this turn.",
     "turn_T/stop/last_turn": "Number of branches that ended because this is the last turn.",
     "turn_T/stop/early_termination": "Number that ended by `early_termination_threshold`.",
     "turn_T/stop/unscored": "Number that ended because the joint action has no reward.",

@@ -22,7 +22,10 @@ Prompt = str | list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One agent's part of a joint action; `logprob` is the sum over its tokens."""
+    """One agent's part of a joint action.
+
+    `logprob` is the sum over its tokens, `reference_kl` None where no reference is held.
+    """
 
     agent: int
     sample: int
@@ -32,6 +35,7 @@ class Answer:
     return_: float | None
     advantage: float | None
     logprob: float
+    reference_kl: float | None
     weights_versions: tuple[int, ...]
 
 
@@ -50,6 +54,7 @@ class RecordedJointAction:
     return_: float | None
     stop: str | None
     stop_detail: str | None
+    role_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ def read_trees(
         yield from reversed(list(trees)) if newest_first else trees
 
 
+def read_part(path: Path) -> Iterator[Tree]:
+    """The trees of one file."""
+    return _trees(pq.read_table(path))
+
+
 def _trees(table: pa.Table) -> Iterator[Tree]:
     for _, of_tree in groupby(
         table.to_pylist(), lambda r: (r["epoch"], r["prompts_before"], r["row"])
@@ -148,6 +158,7 @@ def _joint_action(row: dict[str, Any]) -> RecordedJointAction:
         return_=row["return"],
         stop=row["stop"],
         stop_detail=row["stop_detail"],
+        role_texts=tuple(row["role_texts"]),
     )
 
 
@@ -161,6 +172,7 @@ def _answer(row: dict[str, Any], agent: int) -> Answer:
         return_=row["agent_returns"][agent],
         advantage=row["advantages"][agent],
         logprob=sum(row["logprobs"][agent]),
+        reference_kl=row["reference_kls"][agent] if row["reference_kls"] else None,
         weights_versions=tuple(row["weights_versions"][agent]),
     )
 

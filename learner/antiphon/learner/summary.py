@@ -117,7 +117,8 @@ def _files() -> list[str]:
     return [
         "- `config.json`: the settings",
         "- `metrics.jsonl`: a row of figures per line",
-        "- `rollouts/`: prompts, answers, rewards, advantages (Parquet, a joint action per row)",
+        "- `rollouts/`: prompts, answers, rewards, advantages (Parquet, a joint action per row);",
+        "  `antiphon rollouts FOLDER` shows them, `antiphon report FOLDER` makes a page of the run",
         "- `summary.json`: this page for programs",
     ]
 

@@ -359,3 +359,15 @@ def test_no_tree_is_kept_where_none_is_wanted(folder: RunFolder) -> None:
     record = _record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=0))
     record.rolled_out(1, [make_node([1.0, 0.0])])
     assert list(folder.rollouts_folder.iterdir()) == []
+
+
+def test_components_of_rewards_are_figures_of_their_turn(folder: RunFolder) -> None:
+    record = _record(folder)
+    node = make_node([1.0, 2.0, 3.0])
+    node.branches[0].score = Score("x", 1.0, components={"style": 0.25, "length": 0.75})
+    node.branches[1].score = Score("y", 2.0, components={"style": 0.75})
+    record.rolled_out(1, [node])
+    record.finish(RunState.FINISHED)
+    (row,) = _rows(folder)
+    assert row["turn_1/components/style"] == 0.5
+    assert row["turn_1/components/length"] == 0.75

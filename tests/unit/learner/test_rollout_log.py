@@ -20,7 +20,8 @@ from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.figures import NodeFigures, tree_figures
 from antiphon.learner.rollout_log import RolloutLog
 from antiphon.learner.rollout_reader import read_trees
-from antiphon.learner.tree import AgentPrompt, BranchStop, Node
+from antiphon.learner.rollouts_view import tree_lines
+from antiphon.learner.tree import AgentPrompt, BranchStop, Node, ReferenceTerm
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,6 +75,21 @@ def test_in_cross_a_row_names_the_completions_of_its_joint_action(tmp_path: Path
     # A completion is worth the mean of its joint actions that have a return.
     assert [r["agent_returns"] for r in rows] == [[0.5, 2.0], [0.5, 1.0], [4.0, 2.0], [4.0, 1.0]]
     assert [r["reward"] for r in rows] == [0.0, 1.0, 4.0, None]
+
+
+def test_parts_of_a_joint_answer_and_the_reference_are_kept(tmp_path: Path) -> None:
+    node = make_node([0.0, 1.0], num_agents=1)
+    for branch in node.branches:
+        branch.role_texts = ("verse", "chorus")
+    node.references = ((ReferenceTerm(0.25, (-1.0, -1.0)), ReferenceTerm(0.5, (-1.0, -1.0))),)
+    RolloutLog(tmp_path / "rollouts").write(_figures(node), epoch=1, prompts_before=0)
+    rows = run_folders.rollout_rows(tmp_path)
+    assert [row["role_texts"] for row in rows] == [["verse", "chorus"]] * 2
+    assert [row["reference_kls"] for row in rows] == [[0.25], [0.5]]
+    ((read,),) = read_trees(tmp_path / "rollouts")
+    lines = "\n".join(tree_lines([read], None, lambda text, **_: text))
+    assert "reference KL 0.5" in lines
+    assert "which gives role 1\n        chorus" in lines
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
