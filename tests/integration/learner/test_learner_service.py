@@ -11,16 +11,14 @@ from functools import partial
 import grpc
 import pytest
 
-from antiphon.clients.errors import from_rpc_error
+from antiphon.clients.errors import CallError
 from antiphon.clients.learner import LearnerClient
 from antiphon.clients.types import AgentStatus, MetricsLogged, Note, Run, RunState
 from antiphon.learner.control import RunControl
 from antiphon.learner.events import EventLog
 from antiphon.learner.service import SERVICE_NAME, LearnerServicer
 from antiphon.services.common.server import Server, ServerSettings
-from antiphon.v1 import learner_pb2 as pb
 from antiphon.v1.learner_pb2_grpc import (
-    LearnerServiceStub,
     add_LearnerServiceServicer_to_server,
 )
 
@@ -124,19 +122,42 @@ async def test_a_watcher_goes_on_where_it_left_off() -> None:
         assert [event.sequence for event in events] == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("rpc", "feature"), [("SaveCheckpoint", "checkpoints"), ("Evaluate", "evaluation")]
-)
-async def test_what_is_not_offered_is_named(rpc: str, feature: str) -> None:
-    async with serving() as learner, grpc.aio.insecure_channel(learner.address) as channel:
-        stub = LearnerServiceStub(channel)
-        if rpc == "Evaluate":
-            call = stub.Evaluate(pb.EvaluateRequest(), timeout=5).read()
+async def answer_checkpoints(control: RunControl, answer: str | Exception) -> None:
+    """Answers the next who asks for a checkpoint, as the run does between two batches."""
+    control.pause()
+    await control.wait_while_paused()
+    for request in control.take_checkpoint_requests():
+        if isinstance(answer, str):
+            request.set_result(answer)
         else:
-            call = stub.SaveCheckpoint(pb.SaveCheckpointRequest(), timeout=5)
-        with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await call
-        error = from_rpc_error(failed.value, address=learner.address, rpc=rpc)
-        assert error.code is grpc.StatusCode.UNIMPLEMENTED
-        assert error.reason == "FEATURE_UNAVAILABLE"
-        assert error.metadata == {"feature": feature}
+            request.set_exception(answer)
+
+
+async def test_a_checkpoint_that_is_asked_for_is_told_once_it_is_written() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        answering = asyncio.create_task(answer_checkpoints(learner.control, "/runs/one/c-1"))
+        assert await client.save_checkpoint(20) == "/runs/one/c-1"
+        await answering
+
+
+async def test_a_checkpoint_that_cannot_be_written_is_told_with_the_disk_s_reason() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        full = OSError("no space left on device")
+        answering = asyncio.create_task(answer_checkpoints(learner.control, full))
+        with pytest.raises(CallError, match="no space left on device") as failed:
+            await client.save_checkpoint(20)
+        assert failed.value.code is grpc.StatusCode.INTERNAL
+        await answering
+
+
+async def test_a_checkpoint_of_a_run_that_has_ended_is_refused() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        asked = asyncio.create_task(client.save_checkpoint(20))
+        async with asyncio.timeout(20):
+            learner.control.pause()
+            await learner.control.wait_while_paused()
+        learner.control.end()
+        for call in (asked, client.save_checkpoint(20)):
+            with pytest.raises(CallError, match="the run has ended") as refused:
+                await call
+            assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
