@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.support import wandb_runs
 from tests.support.trees import make_node
-from wandb.proto import wandb_internal_pb2
 
 from antiphon.clients.types import FieldError, RunState
 from antiphon.learner.config import MAGRPOConfig
@@ -58,39 +57,6 @@ def _train(folder: RunFolder, trackers: list[Any]) -> None:
         tracker.finish(RunState.FINISHED, "")
 
 
-def _wandb_records(directory: Path) -> list[wandb_internal_pb2.Record]:
-    """Reads an offline run: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
-    wandb.teardown()  # its process has written everything once it is gone
-    (file,) = directory.glob("wandb/offline-run-*/*.wandb")
-    data, at, block = file.read_bytes(), 7, 32768
-    records, whole = [], b""
-    while at + 7 <= len(data):
-        if block - at % block < 7:
-            at += block - at % block
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a full record, or the last piece of one
-            records.append(wandb_internal_pb2.Record.FromString(whole))
-            whole = b""
-    return records
-
-
-def _wandb_history(records: list[wandb_internal_pb2.Record]) -> list[dict[str, Any]]:
-    return [
-        {
-            **{
-                ".".join(item.nested_key) or item.key: json.loads(item.value_json)
-                for item in record.history.item
-            },
-            "step": record.history.step.num,
-        }
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
-
-
 def test_weights_and_biases_gets_every_row_over_joint_actions(folder: RunFolder) -> None:
     settings = WandbConfig(
         project="choirs",
@@ -100,12 +66,11 @@ def test_weights_and_biases_gets_every_row_over_joint_actions(folder: RunFolder)
         config_sections={"dataset": {"name": "poems"}},
     )
     _train(folder, open_trackers(["wandb"], _run(folder), settings, pytest.fail))
-    records = _wandb_records(folder.path)
-    history = _wandb_history(records)
-    assert [row["step"] for row in history] == [2, 4]
-    assert [row["turn_1/reward_mean"] for row in history] == [1.5, 4.0]
-    assert [row["prompts"] for row in history] == [1, 2]
-    (run,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
+    rows = wandb_runs.history(folder.path)
+    assert [row["step"] for row in rows] == [2, 4]
+    assert [row["turn_1/reward_mean"] for row in rows] == [1.5, 4.0]
+    assert [row["prompts"] for row in rows] == [1, 2]
+    (run,) = wandb_runs.of_kind(folder.path, "run")
     assert (run.project, run.entity, run.display_name) == ("choirs", "us", "first")
     assert list(run.tags) == ["a", "b"]
     assert run.run_id == folder.run_id
@@ -113,7 +78,7 @@ def test_weights_and_biases_gets_every_row_over_joint_actions(folder: RunFolder)
     assert config["num_turns"] == 1
     assert config["agents"] == [{"model": "m"}]
     assert config["dataset_name"] == "poems"
-    (ended,) = [r.exit for r in records if r.WhichOneof("record_type") == "exit"]
+    (ended,) = wandb_runs.of_kind(folder.path, "exit")
     assert ended.exit_code == 0
 
 
@@ -121,8 +86,7 @@ def test_a_failed_run_is_marked_so_in_weights_and_biases(folder: RunFolder, tmp_
     settings = WandbConfig(dir=tmp_path / "elsewhere", offline=True)
     (tracker,) = open_trackers(["wandb"], _run(folder), settings, pytest.fail)
     tracker.finish(RunState.FAILED, "reward service is gone")
-    records = _wandb_records(tmp_path / "elsewhere")
-    (ended,) = [r.exit for r in records if r.WhichOneof("record_type") == "exit"]
+    (ended,) = wandb_runs.of_kind(tmp_path / "elsewhere", "exit")
     assert ended.exit_code == 1
     assert wandb.run is None
 
