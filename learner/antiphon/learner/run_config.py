@@ -30,6 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
+from antiphon.learner.optimization_config import PER_AGENT, Decay, Norm, SchedulerType, Steps
+from antiphon.learner.per_agent import check_per_agent, of_agent
 from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.settings import load_settings
@@ -57,6 +59,16 @@ class AgentSettings(_Section):
     """Where the learner holds this agent's policy; none: what `magrpo.agent_devices` says."""
     learning_rate: float | None = Field(default=None, ge=0)
     """Its learning rate; none: `magrpo.agent_learning_rate`."""
+    lr_scheduler_type: SchedulerType | None = None
+    """Its schedule, where it is not `magrpo.lr_scheduler_type`."""
+    warmup_steps: Steps | None = None
+    """Its warm-up, where it is not `magrpo.warmup_steps`."""
+    weight_decay: Decay = None
+    """Its weight decay, where it is not `magrpo.weight_decay`."""
+    max_grad_norm: Norm = None
+    """Where its gradient is clipped, if not at `magrpo.max_grad_norm`; ``"none"`` nowhere."""
+    trainable: bool | None = None
+    """Whether it is trained or frozen, where it is not `magrpo.trainable`."""
 
     @field_validator("model", "tokenizer")
     @classmethod
@@ -214,6 +226,21 @@ class RunConfig(_Section):
         own = self.players[agent].learning_rate
         return self.magrpo.learning_rate(agent) if own is None else own
 
+    @property
+    def training(self) -> MAGRPOConfig:
+        """`[magrpo]` with what `[[agents]]` say of their own."""
+        own: dict[str, Any] = {"num_agents": self.num_agents}
+        for name in set(PER_AGENT) & set(AgentSettings.model_fields):
+            if any(name in player.model_fields_set for player in self.players):
+                common = getattr(self.magrpo, name)
+                own[name] = tuple(
+                    getattr(player, name)
+                    if name in player.model_fields_set
+                    else of_agent(common, number)
+                    for number, player in enumerate(self.players)
+                )
+        return self.magrpo.replace(**own)
+
     def check(self) -> None:
         """Check what sections say together.
 
@@ -226,6 +253,10 @@ class RunConfig(_Section):
             {"agents": self.num_agents, "magrpo.num_agents": stated_num_agents(self.magrpo)}
         )
         _check_one_model(self)
+        policies = self.magrpo.policies(len(self.players))
+        for name in PER_AGENT:
+            value = getattr(self.magrpo, name)
+            check_per_agent(f"magrpo.{name}", value, len(self.players), policies)
         _check_who("reward", self.reward, needed=True)
         _check_who("transition", self.transition, needed=self.magrpo.num_turns > 1)
         sources = {

@@ -13,6 +13,8 @@ from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, TrackerName
 from antiphon.learner.data import Tasks
 from antiphon.learner.formatters import Prompts
+from antiphon.learner.optimization_config import PER_AGENT
+from antiphon.learner.per_agent import check_per_agent
 from antiphon.learner.progress import Progress
 from antiphon.learner.scoring import RewardProcessor
 from antiphon.learner.trackers.opening import check_installed
@@ -86,7 +88,7 @@ class RunSetup:
         """
         check_installed(self.trackers)
         _check_models(self.agents, shared=self.config.shared_policy)
-        self._check_learning_rates()
+        self._check_settings_of_agents()
         if self.centralized is not None and (self.config.shared_policy or self.num_agents != 1):
             raise FieldError(
                 "centralized_adapter",
@@ -131,20 +133,12 @@ class RunSetup:
         given = [endpoint for agent in agents for endpoint in self.agents[agent].endpoints]
         return tuple({endpoint.address: endpoint for endpoint in given}.values())
 
-    def _check_learning_rates(self) -> None:
-        given = self.config.agent_learning_rate
-        if isinstance(given, tuple) and len(given) != self.num_agents:
-            raise FieldError(
-                "agent_learning_rate",
-                f"{len(given)} of them",
-                f"one, or {self.num_agents}, one per agent",
-            )
+    def _check_settings_of_agents(self) -> None:
+        for name in PER_AGENT:
+            check_per_agent(name, getattr(self.config, name), self.num_agents, self.policies)
         for agents in self.policies:
-            rates = [self.learning_rate(agent) for agent in agents]
-            if len(set(rates)) > 1:
-                raise FieldError(
-                    "agent_learning_rate", rates, "one number, as shared_policy has one optimiser"
-                )
+            rates = tuple(self.learning_rate(agent) for agent in agents)
+            check_per_agent("agent_learning_rate", rates, len(rates), [range(len(rates))])
 
     @property
     def prompts_total(self) -> int:

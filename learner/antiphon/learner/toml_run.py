@@ -85,7 +85,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         passthrough=config.magrpo.external_prompt_passthrough,
     )
     return RunSetup(
-        config=config.magrpo.replace(num_agents=config.num_agents),
+        config=config.training,
         tasks=Tasks(open_dataset(config.dataset), name="dataset"),
         prompts=prompts,
         reward=reward,

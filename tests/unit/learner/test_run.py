@@ -103,6 +103,7 @@ def run_of(
     control: RunControl,
     *prompts: str,
     checkpoints: Between | None = None,
+    limits: Any = None,
     **config: Any,
 ) -> TrainingRun:
     async def inline(function: Callable[[], Any], what: str) -> Any:
@@ -121,6 +122,7 @@ def run_of(
         checkpoints=checkpoints or Between(),  # type: ignore[arg-type]
         clock=StageClock(),
         on_main_thread=inline,
+        limits=limits,
     )
 
 
@@ -275,3 +277,36 @@ def test_batches_say_which_is_the_last(
     rows = [Row(number, Task(str(number), {})) for number in range(count)]
     found = [([row.row for row in batch], last) for batch, last in rollout_batches(rows, size)]
     assert found == expected
+
+
+@dataclass
+class After:
+    """A limit that is reached once so many batches are grown."""
+
+    story: Story
+    batches: int
+    unread: str | None = None
+
+    @property
+    def reached(self) -> str | None:
+        grown = sum(line.startswith("grow") for line in self.story.told)
+        return "enough" if grown >= self.batches else None
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3, 9])
+async def test_a_limit_ends_the_run_in_order_after_a_batch(batches: int) -> None:
+    """Updates, publishing and the last checkpoint are as at the end of all epochs."""
+    story, between = Story(), Between()
+    run = run_of(
+        story,
+        RunControl(),
+        *("x", "y"),
+        num_train_epochs=2,
+        limits=After(story, batches),
+        checkpoints=between,
+    )
+    await run.train()
+    told = ["1:x", "1:y", "2:x", "2:y"][:batches]
+    assert [line[5:] for line in story.told if line.startswith("grow")] == told
+    assert story.versions == [len(told) + 1] * 2
+    assert between.told[-1] == "finished"

@@ -55,6 +55,26 @@ def test_a_run_is_read_from_toml(tmp_path: Path) -> None:
     assert config.transition.address.address == "localhost:50062"
 
 
+def test_an_agent_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
+    """What `[[agents]]` does not state is `[magrpo]`'s; "none" is a statement."""
+    common = RUN.replace("[magrpo]", "[magrpo]\nmax_grad_norm = 1.0\nwarmup_steps = [1, 2]")
+    own = 'learning_rate = 1e-4\nmax_grad_norm = "none"\ntrainable = false\nweight_decay = 0.5'
+    config = _load(tmp_path, common.replace("learning_rate = 1e-4", own)).training
+    assert config.num_agents == 2
+    assert config.max_grad_norm == (1.0, None)
+    assert config.trainable == (True, False)
+    assert config.weight_decay == (None, 0.5)
+    assert config.warmup_steps == (1, 2)
+    assert config.lr_scheduler_type == "constant"
+    plain = _load(tmp_path)
+    assert plain.training == plain.magrpo.replace(num_agents=2)
+
+
+def test_a_list_has_one_value_per_agent(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=r"magrpo\.trainable: got 3 of them, wanted one, or 2"):
+        _load(tmp_path, RUN, "magrpo.trainable=[true, true, true]")
+
+
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,105 @@
+"""Whole runs of a script: what the optimiser is told reaches it, and ends the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.learner.test_script_runs import CONFIG, trainer_of
+
+from antiphon.clients.types import FieldError
+from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.learner.run_folder import RunFolder
+
+
+def config_of(**settings: Any) -> MAGRPOConfig:
+    return CONFIG.replace(**{"num_turns": 1, "rollout_buffer_size": 1, **settings})
+
+
+def trained(directory: Path, **settings: Any) -> MAGRPOTrainer:
+    trainer = trainer_of(directory, args=config_of(**settings))
+    trainer.train()
+    return trainer
+
+
+def rows(trainer: MAGRPOTrainer) -> list[dict[str, Any]]:
+    assert trainer.run_directory is not None
+    lines = RunFolder.open(trainer.run_directory).metrics_file.read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def rates(trainer: MAGRPOTrainer, agent: int) -> list[float]:
+    name = f"agent_{agent}/learning_rate"
+    return [row[name] for row in rows(trainer) if name in row]
+
+
+def summary(trainer: MAGRPOTrainer) -> dict[str, Any]:
+    assert trainer.run_directory is not None
+    read: dict[str, Any] = json.loads((trainer.run_directory / "summary.json").read_text())
+    return read
+
+
+def weights(model: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_schedule_runs_over_the_steps_of_the_run_and_agents_differ(tmp_path: Path) -> None:
+    """Two prompts, two epochs, one turn, one node a step: four steps for each agent."""
+    trainer = trained(
+        tmp_path, num_train_epochs=2, lr_scheduler_type=["linear", "constant"], warmup_steps=[1, 0]
+    )
+    assert rates(trainer, 0) == pytest.approx([0.005, 0.01, 0.01 * 2 / 3, 0.01 / 3])
+    assert rates(trainer, 1) == pytest.approx([0.01] * 4)
+
+
+def test_a_frozen_agent_is_sampled_and_scored_but_stays_as_it_is(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, args=config_of(trainable=[True, False], wire_dtype="float32"))
+    before = [weights(agent) for agent in trainer.agents]
+    trainer.train()
+    same = [
+        all(torch.equal(p, q) for p, q in zip(agent.parameters(), old, strict=True))
+        for agent, old in zip(trainer.agents, before, strict=True)
+    ]
+    assert same == [False, True]
+    told = summary(trainer)
+    assert told["optimizer_steps"] == [2, 0]
+    assert told["weights_versions"] == [3, 1]
+    assert all(row["agent_1/generated_tokens"] > 0 for row in rows(trainer))
+
+
+def test_max_steps_ends_the_run_after_the_batch(tmp_path: Path) -> None:
+    """Buffers drain into two steps per prompt: the second one of the second prompt is not taken."""
+    trainer = trained(
+        tmp_path,
+        num_turns=2,
+        rollout_buffer_size=3,
+        train_batch_size=2,
+        num_train_epochs=9,
+        max_steps=3,
+    )
+    told = summary(trainer)
+    assert (told["state"], told["optimizer_steps"], told["prompts"]) == ("finished", [3, 3], 2)
+
+
+def test_a_metric_ends_the_run(tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path, num_train_epochs=9, stop_metric="agent_0/steps", stop_value=1, logging_steps=4
+    )
+    told = summary(trainer)
+    assert (told["state"], told["optimizer_steps"]) == ("finished", [2, 2])
+
+
+def test_accumulation_takes_one_step_from_several_minibatches(tmp_path: Path) -> None:
+    """Buffer 2, minibatches of 1: two steps a drain, or one from both."""
+    settings = {"rollout_buffer_size": 2, "train_batch_size": 1}
+    assert summary(trained(tmp_path / "1", **settings))["optimizer_steps"] == [2, 2]
+    accumulated = trained(tmp_path / "2", **settings, gradient_accumulation_steps=2)
+    assert summary(accumulated)["optimizer_steps"] == [1, 1]
+
+
+def test_settings_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match="trainable: got 3 of them, wanted one, or 2"):
+        trainer_of(tmp_path, args=config_of(trainable=[True] * 3))
