@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.generation import GenerationClient
-from antiphon.clients.reward import RewardClient
-from antiphon.clients.transition import TransitionClient
-from antiphon.clients.types import FieldError, Phase
+from antiphon.clients.types import FieldError, Phase, SamplingParameters
 from antiphon.learner.agents import Agent
+from antiphon.learner.best_models import BestModels
 from antiphon.learner.buffer import RolloutBuffer
 from antiphon.learner.centralized import CentralizedPrompts, SplitActions
 from antiphon.learner.checkpoints import Checkpoints
-from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.concurrency import task_group
 from antiphon.learner.connect import (
     check_fit,
     largest_incarnation,
@@ -28,27 +26,31 @@ from antiphon.learner.connect import (
     smallest_context,
 )
 from antiphon.learner.control import RunControl
-from antiphon.learner.data import CHECK_ALL_UP_TO
+from antiphon.learner.data import CHECK_ALL_UP_TO, Tasks
 from antiphon.learner.early_stop import EarlyStop
+from antiphon.learner.evaluation import Evaluator, evaluation_sampling, evaluation_shape
+from antiphon.learner.evaluations import Evaluations
+from antiphon.learner.judges import Judges, open_judges
 from antiphon.learner.limits import Limits
 from antiphon.learner.local import LocalServices
-from antiphon.learner.plan import joint_actions_per_node
-from antiphon.learner.policy import Policy, PolicySettings
+from antiphon.learner.policy import Policy
+from antiphon.learner.prompt_encoding import prompt_encoders
 from antiphon.learner.prompts import TokenizedPrompts
 from antiphon.learner.publisher import AgentPublisher
 from antiphon.learner.record import RunRecord
-from antiphon.learner.reference import Reference, References, reference_devices
 from antiphon.learner.replicas import Replica, RunIdentity
 from antiphon.learner.rollout import PromptWriter, Rollout, RolloutShape, misfit
 from antiphon.learner.run import TrainingRun
 from antiphon.learner.run_folder import RunFolder
-from antiphon.learner.run_setup import RunSetup
-from antiphon.learner.scoring import OnMainThread, RewardScorer, ServiceTransitions
+from antiphon.learner.run_setup import RunSetup, save_policies
+from antiphon.learner.scoring import OnMainThread
 from antiphon.learner.seeds import completion_seed
+from antiphon.learner.setup_policies import policies_of, references_of
 from antiphon.learner.stages import StageClock
 from antiphon.learner.status import RunStatus
-from antiphon.learner.step_plan import most_steps, schedule_notes
+from antiphon.learner.step_plan import schedule_notes
 from antiphon.learner.updates import Updates
+from antiphon.services.common.tensors import wire_tensors
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class Assembly:
         self._context = context
         self._stack = stack
         self._clock = StageClock()
-        tokenizers = [agent.tokenizer for agent in setup.agents]
+        encoders = prompt_encoders(self._config, [agent.tokenizer for agent in setup.agents])
         self._prompts: PromptWriter = (
-            TokenizedPrompts(setup.prompts, tokenizers, context.on_main_thread)
+            TokenizedPrompts(setup.prompts, encoders, context.on_main_thread)
             if setup.centralized is None
-            else CentralizedPrompts(setup.centralized, tokenizers[0], context.on_main_thread)
+            else CentralizedPrompts(setup.centralized, encoders[0], context.on_main_thread)
         )
 
     async def training_run(self) -> TrainingRun:
@@ -98,13 +100,9 @@ class Assembly:
             CallError: A service given by address does not answer.
             FieldError: A service, or a first prompt of the dataset, does not fit the agents.
         """
-        setup = self._setup
-        replicas = [
-            [self._replica(endpoint) for endpoint in endpoints]
-            for endpoints in await self._local.generation()
-        ]
-        services, identity = await self._meet(replicas)
-        await self._check_first_prompts([service.context_length for service in services])
+        setup, config = self._setup, self._config
+        replicas, services, identity = await self._connected()
+        await self._check_first_prompts(setup.tasks, services, CHECK_ALL_UP_TO)
         policies = await asyncio.to_thread(policies_of, setup)
         for policy in policies:
             self._stack.callback(policy.restore_dtype)
@@ -116,26 +114,17 @@ class Assembly:
                 identity,
                 agents[0],
                 policies[number].wire_tensors,
-                self._config.tensor_dtype,
+                config.tensor_dtype,
                 replicas[number],
-                timeout=self._config.push_timeout,
+                timeout=config.push_timeout,
             )
             for number, agents in enumerate(setup.policies)
         ]
-        generators = [
-            Agent(
-                identity,
-                agents[0],
-                replicas[number],
-                publishers[number],
-                sampling=self._config.sampling,
-                context_length=services[number].context_length,
-                timeout=self._config.generate_timeout,
-                include_full_logprobs=services[number].full_logprobs,
-            )
-            for number, agents in enumerate(setup.policies)
-        ]
-        rollout, updates = await self._rollout(generators), self._updates(policies)
+        served = _Served(identity, replicas, services, publishers)
+        judges = await self._judges()
+        rollout = self._rollout(served, judges)
+        evaluations = self._evaluations(served, judges)
+        updates = self._updates(policies)
         await self._restore(policies, publishers)
         return TrainingRun(
             self._config,
@@ -156,7 +145,54 @@ class Assembly:
                 max_steps=self._config.max_steps,
                 early_stop=self._context.early_stop,
             ),
+            evaluations=evaluations,
         )
+
+    async def evaluator(self) -> Evaluator:
+        """What evaluates the models as they are, which every service has when this returns.
+
+        Raises:
+            ChildError, CallError, FieldError: As `training_run`.
+        """
+        setup, config = self._setup, self._config
+        replicas, services, identity = await self._connected()
+        publishers = [
+            AgentPublisher(
+                identity,
+                agents[0],
+                partial(wire_tensors, setup.agents[agents[0]].model),
+                config.tensor_dtype,
+                replicas[number],
+                timeout=config.push_timeout,
+            )
+            for number, agents in enumerate(setup.policies)
+        ]
+        async with task_group() as group:
+            for publisher in publishers:
+                group.create_task(publisher.publish())
+        served = _Served(identity, replicas, services, publishers)
+        evaluator = self._evaluator(
+            served,
+            await self._judges(),
+        )
+        assert evaluator is not None  # the trainer has an evaluation dataset
+        return evaluator
+
+    async def _connected(
+        self,
+    ) -> tuple[list[list[Replica]], list[_Services], RunIdentity]:
+        """Each policy's replicas and what they have in common; prompts to evaluate on fit them."""
+        replicas = [
+            [self._replica(endpoint) for endpoint in endpoints]
+            for endpoints in await self._local.generation()
+        ]
+        services, identity = await self._meet(replicas)
+        evaluation = self._setup.evaluation
+        if evaluation is not None:
+            await self._check_first_prompts(
+                evaluation.tasks, services, self._config.eval_num_samples
+            )
+        return replicas, services, identity
 
     async def _restore(
         self, policies: Sequence[Policy], publishers: Sequence[AgentPublisher]
@@ -200,20 +236,21 @@ class Assembly:
         incarnation = self._context.status.incarnation = folder.next_incarnation(found)
         return services, RunIdentity(folder.run_id, incarnation)
 
-    async def _check_first_prompts(self, contexts: Sequence[int]) -> None:
+    async def _check_first_prompts(
+        self, tasks: Tasks, services: Sequence[_Services], most_rows: int
+    ) -> None:
         """Refuse a dataset with a first prompt that leaves no room for its completion.
 
         A dataset of unknown length is not read ahead; its long prompts are skipped and counted.
         """
-        tasks = self._setup.tasks
         if tasks.length is None:
             return
         context_of = {
-            agent: context
-            for agents, context in zip(self._setup.policies, contexts, strict=True)
+            agent: service.context_length
+            for agents, service in zip(self._setup.policies, services, strict=True)
             for agent in agents
         }
-        for row in islice(tasks.epoch(), CHECK_ALL_UP_TO):
+        for row in islice(tasks.epoch(), min(most_rows, CHECK_ALL_UP_TO)):
             for agent, prompt in enumerate(await self._prompts.first(row.task)):
                 tokens, most = len(prompt.token_ids), self._config.max_new_tokens
                 if detail := misfit(agent, tokens, most, context_of[agent]):
@@ -246,66 +283,118 @@ class Assembly:
         self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates
 
-    async def _rollout(self, generators: Sequence[Agent]) -> Rollout:
+    def _rollout(self, served: _Served, judges: Judges) -> Rollout:
+        """Grows the trees to train on."""
         config, record = self._config, self._context.record
+        shape = RolloutShape(
+            self._setup.num_agents,
+            config.num_generations,
+            config.num_turns,
+            config.joint_mode,
+            config.early_termination_threshold,
+            config.max_new_tokens,
+            self._setup.policies,
+        )
         return Rollout(
-            RolloutShape(
-                self._setup.num_agents,
-                config.num_generations,
-                config.num_turns,
-                config.joint_mode,
-                config.early_termination_threshold,
-                config.max_new_tokens,
-                self._setup.policies,
-            ),
-            generators=generators,
-            scorer=self._scorer(await self._local.reward()),
-            transitioner=self._transitioner(await self._local.transition()),
+            shape,
+            generators=[
+                self._agent(
+                    served, number, config.sampling, full=served.services[number].full_logprobs
+                )
+                for number in range(len(self._setup.policies))
+            ],
+            scorer=judges.scorer,
+            transitioner=judges.transitioner,
             prompts=self._prompts,
             seed_of=partial(completion_seed, config.seed, Phase.TRAIN),
             clock=self._clock,
             on_turn=lambda epoch, turn, text: record.working_on(
                 "generate", epoch=epoch, prompt=text, turn=turn
             ),
-            actions=None
-            if self._setup.centralized is None
-            else SplitActions(self._setup.centralized, self._context.on_main_thread),
+            actions=self._split_actions(),
         )
 
-    def _scorer(self, reward: Endpoint) -> RewardScorer:
-        client = RewardClient(reward, retry=self._config.retry)
-        self._stack.push_async_callback(client.close)
-        return RewardScorer(
-            client,
-            run_id=self._context.folder.run_id,
-            timeout=self._deadline(self._config.score_timeout, self._setup.reward),
-            failures_are_missing=self._config.on_score_failure == "missing",
-            processor=self._setup.reward_processor,
-            on_main_thread=self._context.on_main_thread,
-        )
-
-    def _transitioner(self, transition: Endpoint | None) -> ServiceTransitions | None:
-        if transition is None:
+    def _evaluator(self, served: _Served, judges: Judges) -> Evaluator | None:
+        """Evaluates; its time is on a clock of its own."""
+        setup, config, record = self._setup, self._config, self._context.record
+        if setup.evaluation is None:
             return None
-        client = TransitionClient(transition, retry=self._config.retry)
-        self._stack.push_async_callback(client.close)
-        return ServiceTransitions(
-            client,
-            run_id=self._context.folder.run_id,
-            num_agents=self._setup.num_roles,
-            timeout=self._deadline(self._config.transition_timeout, self._setup.transition),
+        rollout = Rollout(
+            evaluation_shape(config, setup.num_agents, setup.policies),
+            generators=[
+                self._agent(served, number, evaluation_sampling(config), full=False)
+                for number in range(len(setup.policies))
+            ],
+            scorer=judges.scorer,
+            transitioner=judges.transitioner,
+            prompts=self._prompts,
+            seed_of=partial(completion_seed, config.seed, Phase.EVAL),
+            clock=StageClock(),
+            on_turn=lambda _, turn, text: record.working_on(
+                "evaluating", epoch=record.epoch, prompt=text, turn=turn
+            ),
+            phase=Phase.EVAL,
+            actions=self._split_actions(),
+        )
+        return Evaluator(
+            config,
+            tasks=setup.evaluation.tasks,
+            rollout=rollout,
+            on_main_thread=self._context.on_main_thread,
+            functions=setup.evaluation.functions,
         )
 
-    def _deadline(self, timeout: float, given: Callable[..., Any] | Endpoint | None) -> float:
-        """The deadline of a call.
+    def _evaluations(self, served: _Served, judges: Judges) -> Evaluations | None:
+        """The evaluations of a run in training, a part of its checkpoints."""
+        config, context = self._config, self._context
+        evaluator = self._evaluator(served, judges)
+        if evaluator is None:
+            return None
+        best = None
+        if config.best_metric is not None:
+            best = BestModels(
+                context.folder.path,
+                metric=config.best_metric,
+                mode=config.best_mode,
+                save=partial(save_policies, self._setup),
+            )
+        evaluations = Evaluations(
+            config,
+            evaluator,
+            record=context.record,
+            status=context.status,
+            control=context.control,
+            checkpoints=context.checkpoints,
+            best=best,
+        )
+        context.checkpoints.add("evaluations", [evaluations])
+        return evaluations
 
-        Functions of this process take turns on its main thread, where each call of them has
-        `timeout`; the deadline of the RPC around it lets those of a node before it end.
-        """
-        if isinstance(given, Endpoint):
-            return timeout
-        turns = joint_actions_per_node(self._config, self._setup.num_agents) + 1
-        return (self._config.score_timeout + self._config.transition_timeout) * turns
+    def _agent(
+        self, served: _Served, number: int, sampling: SamplingParameters, *, full: bool
+    ) -> Agent:
+        """Samples a policy; `full` asks for log-probabilities of the full softmax too."""
+        return Agent(
+            served.identity,
+            self._setup.policies[number][0],
+            served.replicas[number],
+            served.publishers[number],
+            sampling=sampling,
+            context_length=served.services[number].context_length,
+            timeout=self._config.generate_timeout,
+            include_full_logprobs=full,
+        )
+
+    def _split_actions(self) -> SplitActions | None:
+        centralized = self._setup.centralized
+        if centralized is None:
+            return None
+        return SplitActions(centralized, self._context.on_main_thread)
+
+    async def _judges(self) -> Judges:
+        context = self._context
+        run_id, on_main_thread = context.folder.run_id, context.on_main_thread
+        return await open_judges(self._setup, self._local, run_id, on_main_thread, self._stack)
 
     def _replica(self, endpoint: Endpoint) -> Replica:
         client = GenerationClient(endpoint, retry=self._config.retry)
@@ -325,59 +414,11 @@ class _Services:
     full_logprobs: bool
 
 
-def policies_of(setup: RunSetup) -> list[Policy]:
-    """The policies, from the models as they are. A shared one goes by its first agent."""
-    return [
-        Policy(
-            agents[0],
-            setup.agents[agents[0]].model,
-            policy_settings(
-                setup.config, agents[0], setup.learning_rate(agents[0]), most_steps(setup, agents)
-            ),
-            wire_dtype=setup.config.tensor_dtype,
-        )
-        for agents in setup.policies
-    ]
+@dataclass(frozen=True)
+class _Served:
+    """The policies as they are served, policy 0 first in every list."""
 
-
-def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | None:
-    """The reference of every policy, its weights as they are now; None where no KL is wanted."""
-    config = setup.config
-    if not config.reference_kl_enabled:
-        return None
-    devices = reference_devices(config, setup.num_agents)
-    return References(
-        policies,
-        [Reference(policy.model, devices[policy.agent], policy.wire_dtype) for policy in policies],
-        setup.policies,
-        tokens=policies[0].settings.micro_batch_tokens,
-        size=config.micro_batch_size,
-    )
-
-
-def policy_settings(
-    config: MAGRPOConfig, agent: int, learning_rate: float, most_steps: int | None
-) -> PolicySettings:
-    """How the config says that an agent's policy is trained.
-
-    Args:
-        config: The settings.
-        agent: Counted from 0.
-        learning_rate: The agent's own.
-        most_steps: The most optimiser steps that it can take in this run; None where unknown.
-    """
-    return PolicySettings(
-        **vars(config.optimizer_settings(agent, learning_rate, most_steps)),
-        temperature=config.temperature,
-        max_new_tokens=config.max_new_tokens,
-        clip_ratio_low=config.clip_ratio_low,
-        clip_ratio_high=config.clip_ratio_high,
-        importance_ratio=config.importance_ratio,
-        loss_normalization=config.loss_normalization,
-        logprob_support=config.logprob_support,
-        max_staleness=config.max_staleness,
-        micro_batch_size=config.micro_batch_size,
-        reference_kl_coef=config.loss_kl_coef,
-        activation_checkpointing=config.activation_checkpointing,
-        trainable=config.is_trainable(agent),
-    )
+    identity: RunIdentity
+    replicas: Sequence[Sequence[Replica]]
+    services: Sequence[_Services]
+    publishers: Sequence[AgentPublisher]

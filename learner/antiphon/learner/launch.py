@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from antiphon.clients.types import RunState
-from antiphon.learner.assemble import Assembly, RunContext, policies_of
+from antiphon.learner.assemble import Assembly, RunContext
 from antiphon.learner.checkpoint_settings import CheckpointSettings, checkpoint_settings
 from antiphon.learner.checkpoint_store import Checkpoint
 from antiphon.learner.checkpoints import Checkpoints
@@ -24,8 +24,9 @@ from antiphon.learner.metrics import learner_metrics
 from antiphon.learner.record import RunRecord
 from antiphon.learner.replicas import RunSupersededError
 from antiphon.learner.run_folder import RunFolder
-from antiphon.learner.run_setup import RunSetup, save_agent
+from antiphon.learner.run_setup import RunSetup, save_policies
 from antiphon.learner.service import SERVICE_NAME, LearnerServicer
+from antiphon.learner.setup_policies import policies_of
 from antiphon.learner.signals import RunSignals
 from antiphon.learner.status import RunStatus
 from antiphon.learner.trackers.base import TrackedRun, Tracker
@@ -234,9 +235,7 @@ class _Launch:
             policy.restore_dtype()
 
     def _save_models(self) -> None:
-        for number, *_ in self._setup.policies:
-            agent = self._setup.agents[number]
-            save_agent(self._folder.agent_folder(number), agent.model, agent.tokenizer)
+        save_policies(self._setup, self._folder.path)
 
     def _on_metrics(self, joint_actions: int, row: Mapping[str, float]) -> None:
         self._status.tell_metrics(joint_actions, dict(row))

@@ -12,10 +12,13 @@ from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, TrackerName
 from antiphon.learner.data import Tasks
+from antiphon.learner.evaluation_setup import EvaluationSetup, check_evaluation
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.optimization_config import PER_AGENT
 from antiphon.learner.per_agent import check_per_agent
 from antiphon.learner.progress import Progress
+from antiphon.learner.prompt_config import check_prompt_settings
+from antiphon.learner.prompt_encoding import prompt_encoders
 from antiphon.learner.scoring import RewardProcessor
 from antiphon.learner.trackers.opening import check_installed
 from antiphon.learner.trackers.settings import WandbConfig
@@ -60,7 +63,7 @@ class RunSetup:
     services that this run starts while they generate, among the updates while those run.
     `generation_arguments` go to every service that it starts.
     `trackers` are told the metrics, as `wandb` says. With `centralized` the one agent writes the
-    joint answer of several roles.
+    joint answer of several roles. `evaluation` None evaluates nothing.
     """
 
     config: MAGRPOConfig
@@ -78,6 +81,7 @@ class RunSetup:
     trackers: tuple[TrackerName, ...] = ()
     wandb: WandbConfig = field(default_factory=WandbConfig)
     centralized: Centralized | None = None
+    evaluation: EvaluationSetup | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot train, before anything is started.
@@ -102,7 +106,10 @@ class RunSetup:
                 f"a function or service that writes later prompts, as num_turns is "
                 f"{self.config.num_turns}",
             )
+        check_prompt_settings(self.config, self.num_agents)
+        prompt_encoders(self.config, [agent.tokenizer for agent in self.agents])
         self.tasks.check(needed=self.prompts.needed_columns)
+        check_evaluation(self.evaluation, self.config, self.prompts.needed_columns)
         if not isinstance(self.reward, Endpoint):
             RewardFunction(self.reward, self.num_roles, self.config.reward_batch_size)
         if self.transition is not None and not isinstance(self.transition, Endpoint):
@@ -168,6 +175,13 @@ def _check_models(agents: Sequence[AgentSetup], *, shared: bool) -> None:
                 "a model object of its own for every agent, as each is trained in place; or "
                 "shared_policy=True, to train one set of weights for all",
             )
+
+
+def save_policies(setup: RunSetup, folder: Path) -> None:
+    """Save the models as they are in `folder`/agent_0, agent_1, ...; a shared one once."""
+    for number, *_ in setup.policies:
+        agent = setup.agents[number]
+        save_agent(folder / f"agent_{number}", agent.model, agent.tokenizer)
 
 
 def save_agent(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
