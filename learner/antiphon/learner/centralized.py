@@ -12,19 +12,21 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from antiphon.clients.types import AgentAction, Chat, FieldError, Task
+from antiphon.learner.chats import WrittenPrompt, read_prompt, shown
 from antiphon.learner.formatters import Prompts
+from antiphon.learner.prompt_encoding import PromptEncoder
+from antiphon.learner.prompts import followed
 from antiphon.learner.scoring import OnMainThread
 from antiphon.learner.tree import AgentPrompt, Node
-from antiphon.services.common.models import encode_prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from antiphon.services.common.user_function import plain_prompt
 
 T = TypeVar("T")
+Joined = tuple[str | Chat, tuple[str | Chat, ...]]
+"""A joint prompt, and the roles' prompts that it is made of."""
 
 
 class CentralizedParseError(ValueError):
@@ -34,8 +36,13 @@ class CentralizedParseError(ValueError):
 class CentralizedAdapter(Protocol):
     """Joins the roles' prompts, and splits what the model answers. Runs on the main thread."""
 
-    def build_prompt(self, batch_item: dict[str, Any], agent_prompts: Sequence[str]) -> str:
-        """The joint prompt, from the dataset's row (a copy) and each role's prompt [N]."""
+    def build_prompt(
+        self, batch_item: dict[str, Any], agent_prompts: Sequence[WrittenPrompt]
+    ) -> WrittenPrompt:
+        """The joint prompt, from the dataset's row (a copy) and each role's prompt [N].
+
+        Prompts are texts or lists of chat messages, here and in what is returned.
+        """
         ...
 
     def parse_completion(
@@ -56,10 +63,18 @@ class TaggedAdapter:
     split. Of several parts of one role the first counts.
     """
 
-    def build_prompt(self, batch_item: dict[str, Any], agent_prompts: Sequence[str]) -> str:  # noqa: ARG002
-        """The roles' prompts one after the other, then the form of the answer."""
+    def build_prompt(
+        self,
+        batch_item: dict[str, Any],  # noqa: ARG002
+        agent_prompts: Sequence[WrittenPrompt],
+    ) -> str:
+        """The roles' prompts one after the other, then the form of the answer.
+
+        Of chat messages the contents are shown.
+        """
         asked = [
-            f"What agent {role} is asked:\n{prompt}" for role, prompt in enumerate(agent_prompts)
+            f"What agent {role} is asked:\n{shown(prompt)}"
+            for role, prompt in enumerate(agent_prompts)
         ]
         form = "\n".join(
             f"<agent_{role}>answer of agent {role}</agent_{role}>"
@@ -127,13 +142,11 @@ class Centralized:
         self._name = type(adapter).__name__
         self.num_roles = num_roles
 
-    def first(self, item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    def first(self, item: Mapping[str, Any]) -> Joined:
         """The joint prompt of turn 1 and the roles' prompts that it is made of."""
         return self._joined(item, lambda role: self._prompts.first(role, item))
 
-    def later(
-        self, item: Mapping[str, Any], prompts: Sequence[str | Chat]
-    ) -> tuple[str, tuple[str, ...]]:
+    def later(self, item: Mapping[str, Any], prompts: Sequence[str | Chat]) -> Joined:
         """The same for a later turn, from the prompts that the transition wrote for the roles."""
         return self._joined(item, lambda role: self._prompts.later(role, item, prompts[role]))
 
@@ -157,18 +170,13 @@ class Centralized:
             raise FieldError(where, f"{list(texts)!r:.80}", wanted)
         return Split(tuple(texts), whole=True)
 
-    def _joined(
-        self, item: Mapping[str, Any], write: Callable[[int], str]
-    ) -> tuple[str, tuple[str, ...]]:
+    def _joined(self, item: Mapping[str, Any], write: Callable[[int], str | Chat]) -> Joined:
         roles = tuple(write(role) for role in range(self.num_roles))
-        joint = self._adapter.build_prompt(copy.deepcopy(dict(item)), list(roles))
-        if not isinstance(joint, str) or not joint.strip():
-            raise FieldError(
-                f"centralized_adapter: what {self._name}.build_prompt returned",
-                f"{joint!r:.80}",
-                "a prompt that is not empty",
-            )
-        return joint, roles
+        joint = self._adapter.build_prompt(
+            copy.deepcopy(dict(item)), [plain_prompt(role) for role in roles]
+        )
+        where = f"centralized_adapter: what {self._name}.build_prompt returned"
+        return read_prompt(where, joint), roles
 
 
 class CentralizedPrompts:
@@ -176,34 +184,32 @@ class CentralizedPrompts:
 
     Args:
         centralized: Joins the roles' prompts.
-        tokenizer: The model's.
+        encoder: The model's.
         on_main_thread: Runs user code.
     """
 
     def __init__(
-        self,
-        centralized: Centralized,
-        tokenizer: PreTrainedTokenizerBase,
-        on_main_thread: OnMainThread,
+        self, centralized: Centralized, encoder: PromptEncoder, on_main_thread: OnMainThread
     ) -> None:
         self._centralized = centralized
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._on_main_thread = on_main_thread
 
     async def first(self, task: Task) -> tuple[AgentPrompt, ...]:
         """The joint prompt of turn 1."""
-        return await self._written(lambda: self._centralized.first(task.item))
+        joint, roles = await self._written(lambda: self._centralized.first(task.item))
+        return (replace(self._encoder.encode(joint), roles=roles),)
 
-    async def following(self, task: Task, prompts: Sequence[str | Chat]) -> tuple[AgentPrompt, ...]:
-        """The joint prompt of a later turn, from the roles' that the transition wrote."""
-        return await self._written(lambda: self._centralized.later(task.item, prompts))
-
-    async def _written(
-        self, write: Callable[[], tuple[str, tuple[str, ...]]]
+    async def following(
+        self, node: Node, samples: Sequence[int], prompts: Sequence[str | Chat]
     ) -> tuple[AgentPrompt, ...]:
-        joint, roles = await self._on_main_thread(write, "formatters and centralized_adapter")
-        ids = tuple(encode_prompt(self._tokenizer, joint))
-        return (AgentPrompt(joint, ids, roles=roles),)
+        """The joint prompt of a later turn, from the roles' that the transition wrote."""
+        joint, roles = await self._written(lambda: self._centralized.later(node.task.item, prompts))
+        return (replace(followed(self._encoder, node, 0, samples[0], joint), roles=roles),)
+
+    async def _written(self, write: Callable[[], Joined]) -> Joined:
+        joined: Joined = await self._on_main_thread(write, "formatters and centralized_adapter")
+        return joined
 
 
 class SplitActions:

@@ -23,6 +23,8 @@ from antiphon.learner.optimization_config import (
     none_word,
 )
 from antiphon.learner.per_agent import PerAgent, of_agent
+from antiphon.learner.prompt_config import PromptConfig
+from antiphon.learner.row_order import RowOrder
 
 JointMode = Literal["aligned", "cross"]
 AdvantageMode = Literal["mean", "rloo", "max", "raw"]
@@ -43,7 +45,7 @@ Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_list_
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class MAGRPOConfig(OptimizationConfig):
+class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Settings of a multi-turn MAGRPO run, given by keyword.
 
     Agents count from 0, turns from 1. ``None`` (in TOML the word ``"none"``) turns a filter, a
@@ -273,6 +275,11 @@ class MAGRPOConfig(OptimizationConfig):
     def learning_rate(self, agent: int) -> float:
         """Learning rate of an agent."""
         return of_agent(self.agent_learning_rate, agent)
+
+    @property
+    def row_order(self) -> RowOrder | None:
+        """The order of the training dataset's rows; None where it is the dataset's own."""
+        return RowOrder(self.seed, self.shuffle_buffer_size) if self.shuffle else None
 
     @property
     def return_kl_coef(self) -> float:

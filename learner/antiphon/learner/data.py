@@ -1,4 +1,8 @@
-"""Datasets: whatever holds rows becomes `Task`s, checked before anything is trained."""
+"""Datasets: whatever holds rows becomes `Task`s, checked before anything is trained.
+
+A row goes by its number in the dataset, whatever the order of an epoch: its seeds and its task's
+id are the same wherever it comes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from antiphon.clients.items import encode_item
 from antiphon.clients.types import FieldError, Task
+from antiphon.learner.row_order import RowOrder
 
 CHECK_ALL_UP_TO = 10_000
 """Rows of a dataset that are all checked at start; of a longer one, `SAMPLED_ROWS` are."""
@@ -25,19 +30,24 @@ class Row:
 
 
 class Tasks:
-    """The rows of a dataset in their order, once per epoch.
+    """The rows of a dataset, once per epoch.
 
     Args:
         dataset: A `datasets.Dataset` or `IterableDataset`, a sequence of mappings, or anything
-            that can be iterated anew each epoch and gives mappings.
+            that can be iterated anew each epoch and gives mappings. One with `set_epoch` (which an
+            `IterableDataset` shuffles by) is told the epoch, counted from 0, before each.
         name: What errors call it, for example ``train_dataset``.
+        order: Shuffles the rows anew for each epoch; None keeps the dataset's order.
 
     Raises:
         FieldError: It is none of these, or it is empty.
     """
 
-    def __init__(self, dataset: Any, *, name: str = "train_dataset") -> None:
+    def __init__(
+        self, dataset: Any, *, name: str = "train_dataset", order: RowOrder | None = None
+    ) -> None:
         self.name = name
+        self._order = order
         self._dataset = dataset
         self._fingerprint: str | None = None
         if dataset is None or isinstance(dataset, (str, bytes, Mapping)):
@@ -117,18 +127,33 @@ class Tasks:
         self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
-    def epoch(self, start: int = 0) -> Iterator[Row]:
-        """Iterate over the rows from row `start` on.
+    def epoch(self, epoch: int = 1, start: int = 0) -> Iterator[Row]:
+        """Iterate over the rows of an epoch, without the first `start` of its order.
+
+        The order is the same whenever the epoch is iterated. Of a dataset without a length the
+        rows that are left out are read.
+
+        Args:
+            epoch: Counted from 1.
+            start: Rows that are left out.
 
         Raises:
             FieldError: A row is no mapping or holds what cannot be carried as it is.
         """
         if self._by_index:
-            for row in range(start, len(self._dataset)):
+            rows: Sequence[int] = range(len(self._dataset))
+            if self._order is not None:
+                rows = self._order.permutation(len(rows), epoch)
+            for row in rows[start:]:
                 yield Row(row, self._task(row, self._item(row)))
             return
+        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            set_epoch(epoch - 1)
+        numbered: Iterable[tuple[int, Any]] = enumerate(self._dataset)
+        if self._order is not None:
+            numbered = self._order.shuffled(numbered, epoch)
         row = start - 1
-        for row, item in enumerate(islice(iter(self._dataset), start, None), start):
+        for row, item in islice(numbered, start, None):
             yield Row(row, self._task(row, self._mapping(row, item)))
         if row < 0:
             raise FieldError(self.name, "no rows", "one row at least")

@@ -1,8 +1,9 @@
 """Formatters: what turns a dataset item into an agent's prompt, as in CoMLRL.
 
-A formatter is `f(item)` or `f(item, external_prompts=...)`. On later turns the item that it sees
-holds the transition's prompt as its ``prompt``, and a formatter that takes `external_prompts` gets
-it there too. Without a formatter the prompt is the item's ``prompt``, later the transition's.
+A formatter is `f(item)` or `f(item, external_prompts=...)` and returns a text or chat messages. On
+later turns the item that it sees holds the transition's prompt as its ``prompt``, and a formatter
+that takes `external_prompts` gets it there too. Without a formatter the prompt is the item's
+``prompt``, later the transition's.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.clients.types import FieldError
+from antiphon.clients.types import Chat, FieldError
+from antiphon.learner.chats import WrittenPrompt, read_prompt
+from antiphon.services.common.user_function import plain_prompt
 
-Formatter = Callable[..., str]
+Formatter = Callable[..., WrittenPrompt]
 PROMPT_COLUMN = "prompt"
 
 
@@ -59,21 +62,22 @@ class Prompts:
         """Columns that the dataset must have: ``prompt`` where an agent has no formatter."""
         return (PROMPT_COLUMN,) if any(a.function is None for a in self._agents) else ()
 
-    def first(self, agent: int, item: Mapping[str, Any]) -> str:
+    def first(self, agent: int, item: Mapping[str, Any]) -> str | Chat:
         """Write an agent's prompt of the first turn. Runs user code.
 
         Raises:
-            FieldError: The result is not a text, or is empty.
+            FieldError: The result is neither text nor chat messages, or is empty.
         """
         return self._agents[agent].write(item, None)
 
-    def later(self, agent: int, item: Mapping[str, Any], transition_prompt: object) -> str:
+    def later(self, agent: int, item: Mapping[str, Any], transition_prompt: object) -> str | Chat:
         """Write an agent's prompt of a later turn from the transition's. Runs user code.
 
         Raises:
-            FieldError: The transition's prompt or the result is not a text, or is empty.
+            FieldError: The transition's prompt or the result is neither text nor chat messages, or
+                is empty.
         """
-        prompt = _text(f"the transition's prompt of agent {agent}", transition_prompt)
+        prompt = read_prompt(f"the transition's prompt of agent {agent}", transition_prompt)
         return prompt if self._passthrough else self._agents[agent].write(item, prompt)
 
 
@@ -103,29 +107,18 @@ class _AgentFormatter:
                 "f(item) or f(item, external_prompts=None)",
             ) from None
 
-    def write(self, item: Mapping[str, Any], external: str | None) -> str:
+    def write(self, item: Mapping[str, Any], external: str | Chat | None) -> str | Chat:
         if self.function is None:
             if external is None and PROMPT_COLUMN not in item:
                 raise FieldError(self._field, f"the columns {', '.join(item)}", "a prompt")
-            return _text(self._field, item[PROMPT_COLUMN] if external is None else external)
+            return read_prompt(self._field, item[PROMPT_COLUMN] if external is None else external)
         # The user's own row must stay as it is, whatever the formatter does to what it gets.
         seen = copy.deepcopy(dict(item))
         if external is not None:
-            seen[PROMPT_COLUMN] = external
+            seen[PROMPT_COLUMN] = plain_prompt(external)
         takes_it = self._external is not None and (
             external is not None or self._external.default is inspect.Parameter.empty
         )
-        arguments = {"external_prompts": external} if takes_it else {}
-        return _text(self._field, self.function(seen, **arguments))
-
-
-def _text(field: str, value: object) -> str:
-    if isinstance(value, str):
-        if not value.strip():
-            raise FieldError(field, repr(value), "a prompt that is not empty")
-        return value
-    if isinstance(value, (list, tuple)):
-        raise FieldError(
-            field, "a list", "text: this version does not offer prompts made of chat messages"
-        )
-    raise FieldError(field, f"{type(value).__name__} {value!r:.80}", "text")
+        written = None if external is None else plain_prompt(external)
+        arguments = {"external_prompts": written} if takes_it else {}
+        return read_prompt(self._field, self.function(seen, **arguments))

@@ -25,6 +25,8 @@ _SAMPLING = "completions before and after would be drawn from different distribu
 _ENDS = "when a run ends does not touch the weights until then"
 _FROM_HERE = "it holds from the next optimiser step on"
 _MOMENTS = "the moments in the checkpoint were made with the other value"
+_PROMPTS = "agents would be asked other prompts than so far"
+_ORDER = "the checkpoint says how many rows were trained, in the other order"
 _STEPS = "which nodes make an optimiser step, and when, would differ from a run of either value"
 
 FREE: Mapping[str, str] = {
@@ -89,7 +91,12 @@ REFUSED: Mapping[str, str] = {
     "temperature": _SAMPLING,
     "top_p": _SAMPLING,
     "top_k": _SAMPLING,
-    "external_prompt_passthrough": "agents would be asked other prompts than so far",
+    "external_prompt_passthrough": _PROMPTS,
+    "apply_chat_template": _PROMPTS,
+    "system_prompt": _PROMPTS,
+    "conversation": _PROMPTS,
+    "shuffle": _ORDER,
+    "shuffle_buffer_size": _ORDER,
     "discount": "returns in the buffers were made with the other value",
     "advantage_mode": "advantages in the buffers were made with the other value",
     "advantage_normalization": "advantages in the buffers were made with the other value",

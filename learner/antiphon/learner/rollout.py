@@ -29,6 +29,7 @@ from antiphon.clients.types import (
     TokenIds,
     TransitionResult,
 )
+from antiphon.learner.chats import shown
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.data import Row
 from antiphon.learner.stages import GENERATE, SCORE, TRANSITION, StageClock
@@ -87,8 +88,13 @@ class PromptWriter(Protocol):
         """The prompts of turn 1."""
         ...
 
-    async def following(self, task: Task, prompts: Sequence[str | Chat]) -> tuple[AgentPrompt, ...]:
-        """The prompts of a later turn, from those that the transition wrote."""
+    async def following(
+        self, node: Node, samples: Sequence[int], prompts: Sequence[str | Chat]
+    ) -> tuple[AgentPrompt, ...]:
+        """The prompts of the turn after `node`, from those that the transition wrote.
+
+        `samples` are the completions of the joint action that is followed, one per agent.
+        """
         ...
 
 
@@ -238,7 +244,7 @@ class Rollout:
     async def _grow_turn(self, epoch: int, frontier: Sequence[_Open]) -> None:
         if self._on_turn is not None:
             first = frontier[0].node
-            self._on_turn(epoch, first.turn, str(first.task.item.get("prompt", first.task.id)))
+            self._on_turn(epoch, first.turn, shown(first.task.item.get("prompt", first.task.id)))
         async with task_group() as group:
             for policy in range(len(self._policies)):
                 group.create_task(self._generate(policy, epoch, frontier, group))
@@ -325,7 +331,7 @@ class Rollout:
         if isinstance(result.outcome, BranchEnd):
             branch.stop, branch.stop_detail = BranchStop.TRANSITION, result.outcome.reason
             return
-        prompts = await self._prompts.following(node.task, result.outcome.prompts)
+        prompts = await self._prompts.following(node, branch.samples, result.outcome.prompts)
         if detail := self._misfit(prompts):
             branch.stop, branch.stop_detail = BranchStop.TRUNCATED, detail
             return

@@ -93,7 +93,7 @@ class TrainingRun:
         await self._evaluate()
         cursor = self._checkpoints.cursor
         for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
-            rows_left = self._tasks.epoch(cursor.rows_into(epoch))
+            rows_left = self._tasks.epoch(epoch, cursor.rows_into(epoch))
             batches = rollout_batches(rows_left, self._config.rollout_batch_size)
             if not await self._train_epoch(epoch, batches):
                 break

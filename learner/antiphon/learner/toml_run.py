@@ -86,7 +86,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
     )
     return RunSetup(
         config=config.training,
-        tasks=Tasks(open_dataset(config.dataset), name="dataset"),
+        tasks=Tasks(open_dataset(config.dataset), name="dataset", order=config.magrpo.row_order),
         prompts=prompts,
         reward=reward,
         transition=_function_or_service(config, config.transition),

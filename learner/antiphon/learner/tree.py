@@ -46,11 +46,13 @@ class AgentPrompt:
     """What one agent was asked: as user functions see it, and the ids that the engine saw [P].
 
     `roles` holds the prompts of the roles that a joint prompt is made of (`learner.centralized`).
+    `chat` says that the ids are those of a chat template, which a text may have been put under.
     """
 
     content: str | Chat
     token_ids: tuple[int, ...]
-    roles: tuple[str, ...] = ()
+    roles: tuple[str | Chat, ...] = ()
+    chat: bool = False
 
 
 @dataclass(frozen=True)

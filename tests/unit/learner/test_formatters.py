@@ -96,8 +96,8 @@ def test_a_formatter_that_cannot_be_called_with_an_item_is_refused_at_start() ->
         Prompts(two_items, 2)
 
 
-@pytest.mark.parametrize("result", ["", "  \n", None, 3, b"bytes"])
-def test_a_result_that_is_no_text_names_agent_and_function(result: Any) -> None:
+@pytest.mark.parametrize("result", ["", "  \n", None, 3, b"bytes", [], [{"role": "user"}]])
+def test_a_result_that_is_no_prompt_names_agent_and_function(result: Any) -> None:
     def broken(item: dict[str, Any]) -> Any:
         return result
 
@@ -105,12 +105,24 @@ def test_a_result_that_is_no_text_names_agent_and_function(result: Any) -> None:
         Prompts([None, broken], 2).first(1, ITEM)
 
 
-def test_chat_prompts_are_refused_clearly() -> None:
+def test_chat_messages_come_from_a_column_a_formatter_or_a_transition() -> None:
+    chat, read = [{"role": "user", "content": "hi"}], (ChatMessage("user", "hi"),)
+    assert Prompts(None, 1).first(0, {"prompt": chat}) == read
+    assert Prompts(lambda item: chat, 1).first(0, ITEM) == read
+    assert Prompts(None, 1).later(0, ITEM, read) == read
+
+
+def test_a_formatter_sees_a_transitions_chat_as_a_list_of_dicts() -> None:
     chat = [{"role": "user", "content": "hi"}]
-    with pytest.raises(FieldError, match="does not offer prompts made of chat messages"):
-        Prompts(lambda item: chat, 1).first(0, ITEM)
-    with pytest.raises(FieldError, match=r"transition's prompt of agent 0.*chat messages"):
-        Prompts(None, 1).later(0, ITEM, (ChatMessage("user", "hi"),))
+
+    def formatter(item: dict[str, Any], external_prompts: Any = None) -> Any:
+        assert external_prompts in (None, chat)
+        return [{"role": "system", "content": "be brief"}, *item["prompt"]]
+
+    assert Prompts(formatter, 1).later(0, ITEM, (ChatMessage("user", "hi"),)) == (
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", "hi"),
+    )
 
 
 def test_an_empty_prompt_column_is_refused() -> None:

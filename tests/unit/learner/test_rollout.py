@@ -122,7 +122,12 @@ class Words:
     async def first(self, task: Task) -> tuple[AgentPrompt, ...]:
         return self._made([f"[{agent}] {task.item['prompt']}" for agent in range(self.num_agents)])
 
-    async def following(self, task: Task, prompts: Sequence[object]) -> tuple[AgentPrompt, ...]:
+    async def following(
+        self,
+        node: Node,
+        samples: Sequence[int],
+        prompts: Sequence[object],
+    ) -> tuple[AgentPrompt, ...]:
         return self._made([f"[{agent}] {prompt}" for agent, prompt in enumerate(prompts)])
 
     def _made(self, texts: list[str]) -> tuple[AgentPrompt, ...]:

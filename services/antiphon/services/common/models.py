@@ -111,7 +111,10 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+def encode_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = False
+) -> list[int]:
+    """Token ids of a text as it is; `special` adds what the tokenizer puts around a text."""
     return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
@@ -121,8 +124,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     The tokenizer's special tokens are added unless the text begins with those that it puts in
     front.
     """
-    plain = _encode(tokenizer, text, special=False)
-    full = _encode(tokenizer, text, special=True)
+    plain = encode_text(tokenizer, text)
+    full = encode_text(tokenizer, text, special=True)
     prefix = _added_in_front(full, plain)
     return plain if prefix and plain[: len(prefix)] == prefix else full
 
@@ -137,8 +140,27 @@ def _added_in_front(full: list[int], plain: list[int]) -> list[int]:
 def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[int]:
     """Token ids of chat messages under the tokenizer's chat template, ready for an answer.
 
+    No special tokens are added to those of the template.
+
     Raises:
         FieldError: The tokenizer has no chat template.
+    """
+    return encode_text(tokenizer, render_chat(tokenizer, chat))
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, *, add_generation_prompt: bool = True
+) -> str:
+    """Chat messages as text under the tokenizer's chat template.
+
+    Args:
+        tokenizer: Holds the template.
+        chat: The messages.
+        add_generation_prompt: Whether the text goes on to where an answer begins.
+
+    Raises:
+        FieldError: The tokenizer has no chat template.
+        jinja2.TemplateError: The template refuses the messages.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise FieldError(
@@ -147,5 +169,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[int]:
             "text or token ids: this model's tokenizer has no chat template",
         )
     messages = [{"role": message.role, "content": message.content} for message in chat]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return _encode(tokenizer, text, special=False)
+    text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    return str(text)
