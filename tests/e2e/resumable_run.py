@@ -1,9 +1,9 @@
 """A run of tiny models as a script, which kills itself where it is told to.
 
-python -m tests.e2e.resumable_run FOLDER [--resume] [--kill PLACE:N]
+python -m tests.e2e.resumable_run FOLDER [--resume] [--end KILL|TERM|ERROR PLACE:N]
 
-It trains in FOLDER/runs and saves the agents in FOLDER/trained. With `--kill` it sends itself
-SIGKILL when it comes to PLACE the N-th time, counted from 1 within this process.
+It trains in FOLDER/runs and saves the agents in FOLDER/trained. When it comes to PLACE the N-th
+time, counted from 1 within this process, it sends itself SIGKILL or SIGTERM, or raises an error.
 """
 
 from __future__ import annotations
@@ -47,18 +47,27 @@ CONFIG = MAGRPOConfig(
     seed=11,
 )
 
+WITHOUT_PERIOD = {"checkpoint_interval": 0, "checkpoint_every_prompts": None}
+NO_PERIOD = "TESTS_NO_PERIODIC_CHECKPOINTS"
+"""Environment variable that turns periodic checkpoints off."""
+
 
 class Killer:
-    """Counts visits to one place and ends the process, without any cleaning up, at the N-th."""
+    """Counts visits to one place and ends the process at the N-th."""
 
-    def __init__(self, place: str, number: int) -> None:
-        self._place, self._left = place, number
+    def __init__(self, how: str, place: str, number: int) -> None:
+        self._how, self._place, self._left = how, place, number
 
     def visit(self, place: str) -> None:
         if place == self._place:
             self._left -= 1
             if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._end()
+
+    def _end(self) -> None:
+        if self._how == "ERROR":
+            raise ValueError(f"the error at {self._place}")
+        os.kill(os.getpid(), signal.Signals[f"SIG{self._how}"])
 
 
 def before(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -119,10 +128,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--resume", action="store_true")
-    arguments.add_argument("--kill", default="nowhere:1")
+    arguments.add_argument("--end", nargs=2, default=["KILL", "nowhere:1"])
     given = arguments.parse_args()
-    place, _, number = given.kill.rpartition(":")
-    killer = Killer(place, int(number))
+    how, at = given.end
+    place, _, number = at.rpartition(":")
+    killer = Killer(how, place, int(number))
     watch_places(killer)
 
     def reward(*completions: list[str]) -> list[float]:
@@ -152,7 +162,7 @@ def main() -> None:
         reward_func=reward,
         external_transition=transition,
         train_dataset=[{"prompt": prompt} for prompt in PROMPTS],
-        args=CONFIG,
+        args=CONFIG.replace(**(WITHOUT_PERIOD if NO_PERIOD in os.environ else {})),
         run_directory=given.folder / "runs",
         run_name="run",
         threads=2,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tests.e2e.resumable_run import NO_PERIOD
 from tests.support import run_folders
 from tests.support.processes import Processes
 
@@ -46,7 +47,7 @@ def run(processes: Processes, folder: Path, *arguments: str) -> tuple[int, str]:
 
 def kill(processes: Processes, folder: Path, place: str, *arguments: str) -> None:
     """Runs the script until it kills itself at `place`."""
-    code, log = run(processes, folder, "--kill", place, *arguments)
+    code, log = run(processes, folder, "--end", "KILL", place, *arguments)
     assert code == -signal.SIGKILL, f"not killed at {place}: code {code}\n{log}"
 
 
@@ -140,4 +141,35 @@ def test_a_run_that_has_finished_ends_at_once_and_says_so(
     log = finish(processes, tmp_path)
     assert "nothing is left to train" in log
     assert run_folders.metrics(tmp_path / "runs" / "run") == before
+    assert_same(tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("how", "place", "code", "checkpoint"),
+    [
+        ("TERM", "reward:20", 143, "checkpoint-00000002"),
+        ("TERM", "update:3", 143, "checkpoint-00000002"),
+        ("ERROR", "reward:20", 1, "checkpoint-00000002"),
+    ],
+    ids=["SIGTERM while sampling", "SIGTERM in an update", "an error of the reward function"],
+)
+def test_a_run_that_ends_before_its_time_is_saved_first_and_goes_on_from_there(
+    uninterrupted: Path,
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    place: str,
+    code: int,
+    checkpoint: str,
+) -> None:
+    """S13: no checkpoint is due by the settings; what was trained is not lost."""
+    monkeypatch.setenv(NO_PERIOD, "1")
+    ended, log = run(processes, tmp_path, "--end", how, place)
+    assert ended == code, log
+    checkpoints = tmp_path / "runs" / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == [checkpoint]
+    finish(processes, tmp_path)
     assert_same(tmp_path, uninterrupted)
