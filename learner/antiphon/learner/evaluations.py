@@ -182,14 +182,15 @@ class Evaluations:
             self._status.note(f"best {best.metric} so far, {value:.4g}: {folder}")
 
 
-def evaluation_line(evaluation: Evaluation, prompts: int) -> str:
-    """An evaluation as one line."""
+def evaluation_line(evaluation: Evaluation, prompts: int | None = None) -> str:
+    """An evaluation as one line; `prompts` None is one outside of training."""
     turns = [
         f"turn {turn} reward {_number(reward)} return {_number(return_)}"
         for turn in evaluation.turns
         for reward, return_ in [evaluation.turn(turn)]
     ]
-    what = f"evaluation {evaluation.number} after {prompts} prompts, {len(evaluation.tasks)} tasks"
+    which = "" if prompts is None else f" {evaluation.number} after {prompts} prompts"
+    what = f"evaluation{which}: {len(evaluation.tasks)} tasks"
     return " | ".join([what, *turns, f"{evaluation.seconds:.1f} s"])
 
 

@@ -91,6 +91,7 @@ def open_run(
     name: str | None,
     checkpoints: CheckpointSettings,
     resume_from: bool | str | Path | None,
+    run_id: str | None = None,
 ) -> Resume:
     """The folder of the run that is to train: that of the one to resume, or a new one.
 
@@ -101,6 +102,7 @@ def open_run(
         name: Name of a new run's folder, None for date and time.
         checkpoints: Where checkpoints go.
         resume_from: What to resume (`find_resume`).
+        run_id: Id of a new run, None to make one.
 
     Raises:
         FieldError: What is to be resumed is not there, or a setting changed that may not, or
@@ -108,7 +110,7 @@ def open_run(
     """
     resume = find_resume(resume_from, runs=runs, name=name, checkpoint_dir=checkpoints.directory)
     if resume is None:
-        folder = RunFolder.create(runs, name)
+        folder = RunFolder.create(runs, name, run_id=run_id)
         notes = [f"there is no run in {runs} to resume: this is a new one"] if resume_from else []
     else:
         folder, notes = resume.folder, list(resume.notes)

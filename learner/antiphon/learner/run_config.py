@@ -16,6 +16,9 @@
     [dataset]
     path = "prompts.jsonl"              or: prompts = ["...", "..."], or: name = "owner/dataset"
 
+    [eval_dataset]                      tasks to evaluate on, as [dataset]; may be left out
+    path = "held_out.jsonl"
+
 Paths are taken from the working directory, where modules of functions are looked for too.
 """
 
@@ -116,6 +119,15 @@ class DatasetSettings(_Section):
     """Use the first rows only."""
 
 
+class EvaluationSettings(_Section):
+    """`[evaluation]`: metrics of your own; `magrpo.eval_interval` and so on say when."""
+
+    logger: str | None = None
+    """Function from the answers to one mapping of metrics each, ``module:function``."""
+    aggregator: str | None = None
+    """Function from those to the means that are told under `eval/`, ``module:function``."""
+
+
 class CentralizedSettings(_Section):
     """`[centralized]`: one model writes the joint answer of all agents.
 
@@ -176,6 +188,10 @@ class RunConfig(_Section):
     """Who writes the prompts of later turns."""
     dataset: DatasetSettings = Field(default_factory=DatasetSettings)
     """Where the tasks come from."""
+    eval_dataset: DatasetSettings | None = None
+    """Where the tasks to evaluate on come from, as `[dataset]`; none: nothing is evaluated."""
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    """Metrics of your own."""
     formatters: FormatterSettings = Field(default_factory=FormatterSettings)
     """What turns a row into prompts."""
     run: RunSettings = Field(default_factory=RunSettings)
@@ -259,16 +275,9 @@ class RunConfig(_Section):
             check_per_agent(f"magrpo.{name}", value, len(self.players), policies)
         _check_who("reward", self.reward, needed=True)
         _check_who("transition", self.transition, needed=self.magrpo.num_turns > 1)
-        sources = {
-            "path": self.dataset.path,
-            "name": self.dataset.name,
-            "prompts": self.dataset.prompts or None,
-        }
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) != 1:
-            raise FieldError(
-                "dataset", " and ".join(given) or "nothing", "exactly one of path, name, prompts"
-            )
+        _check_one_source("dataset", self.dataset)
+        if self.eval_dataset is not None:
+            _check_one_source("eval_dataset", self.eval_dataset)
         functions = self.formatters.functions
         if not isinstance(functions, str) and len(functions) not in (0, 1, self.num_agents):
             raise FieldError(
@@ -319,6 +328,19 @@ def _check_one_model(config: RunConfig) -> None:
                     repr(own),
                     f"{first!r} as agents[0] has, since shared_policy trains one model",
                 )
+
+
+def _check_one_source(section: str, dataset: DatasetSettings) -> None:
+    sources = {
+        "path": dataset.path,
+        "name": dataset.name,
+        "prompts": dataset.prompts or None,
+    }
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
+        raise FieldError(
+            section, " and ".join(given) or "nothing", "exactly one of path, name, prompts"
+        )
 
 
 def _check_who(section: str, settings: FunctionSettings, *, needed: bool) -> None:

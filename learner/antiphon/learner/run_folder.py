@@ -6,6 +6,7 @@
     checkpoints/               where to go on from (`checkpoint_store`)
     rollouts/*.parquet         a joint action per row: prompts, answers, rewards, advantages
     agent_0/, agent_1/, ...    the trained models
+    best/                      the models of the best evaluation (`best_models`)
     summary.json, SUMMARY.md   how it ended
 
 Files that are replaced are written beside, flushed to disk and renamed, so none is ever half
@@ -41,12 +42,15 @@ class RunFolder:
         self.run_id = run_id
 
     @classmethod
-    def create(cls, parent: Path, name: str | None = None) -> RunFolder:
+    def create(
+        cls, parent: Path, name: str | None = None, *, run_id: str | None = None
+    ) -> RunFolder:
         """Make a new folder; where `name` is taken, ``name-2``, ``name-3``, ... is made.
 
         Args:
             parent: Made where it is not there.
             name: Name of the folder; None takes the date and time.
+            run_id: The run's id; None makes one.
 
         Raises:
             FieldError: `name` is no plain folder name.
@@ -63,7 +67,7 @@ class RunFolder:
                 break
             except FileExistsError:
                 number += 1
-        folder = cls(path, f"{path.name}-{secrets.token_hex(4)}")
+        folder = cls(path, run_id or f"{path.name}-{secrets.token_hex(4)}")
         folder._store(incarnation=0)
         (path / "rollouts").mkdir()
         return folder

@@ -18,6 +18,7 @@ from antiphon.learner.checkpoint_settings import checkpoint_settings
 from antiphon.learner.config import resolve_devices
 from antiphon.learner.data import Tasks
 from antiphon.learner.dataset_sources import open_dataset
+from antiphon.learner.evaluation_setup import EvaluationSetup, evaluation_setup
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
@@ -101,6 +102,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         trackers=trackers_of(config.magrpo.trackers, config.wandb),
         wandb=config.wandb or WandbConfig(),
         centralized=_centralized(config, prompts),
+        evaluation=_evaluation(config),
     )
 
 
@@ -128,6 +130,15 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
             )
         )
     return tuple(agents)
+
+
+def _evaluation(config: RunConfig) -> EvaluationSetup | None:
+    dataset, own = config.eval_dataset, config.evaluation
+    return evaluation_setup(
+        None if dataset is None else open_dataset(dataset),
+        None if own.logger is None else load_function(own.logger),
+        None if own.aggregator is None else load_function(own.aggregator),
+    )
 
 
 def _centralized(config: RunConfig, prompts: Prompts) -> Centralized | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,10 +25,13 @@ from antiphon.learner.checkpoint_settings import checkpoint_settings
 from antiphon.learner.config import MAGRPOConfig, resolve_devices
 from antiphon.learner.data import Tasks
 from antiphon.learner.description import described
+from antiphon.learner.evaluate_alone import evaluate
+from antiphon.learner.evaluation_setup import evaluation_setup
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.resume import ended_for_good, open_run
+from antiphon.learner.run_folder import RunFolder
 from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
 from antiphon.learner.signals import require_main_thread
 from antiphon.learner.trackers.settings import WandbConfig, read_wandb_config, trackers_of
@@ -107,7 +112,7 @@ class MAGRPOTrainer:
             tokenizer: One for all agents or one per agent; needed where agents are objects.
             model_config: `torch_dtype`, `attn_implementation`, `model_kwargs`, `special_tokens`.
             train_dataset: Rows: a `datasets` dataset or a list of mappings.
-            eval_dataset: Not offered by this version.
+            eval_dataset: Rows to evaluate on, like those to train on; None evaluates nothing.
             reward_func: The agents' completions in, one number per joint action out.
             reward_processor: From a raw reward to the one trained on.
             formatters: From a row to an agent's prompt; one for all or one per agent.
@@ -115,8 +120,11 @@ class MAGRPOTrainer:
             wandb_config: How the run appears in Weights & Biases (`WandbConfig`'s fields);
                 turns it on unless ``args.trackers`` lists others. ``{"verbose": False}`` hides
                 progress.
-            eval_logger: Not offered by this version.
-            eval_aggregator: Not offered by this version.
+            eval_logger: Your own metrics of an evaluation, called on the main thread as
+                ``eval_logger(agent_completions_turns=..., batch_items=..., prompts=...)``: texts by
+                agent, path and turn [N][P][T], and the row and its prompt of each path [P].
+            eval_aggregator: ``eval_aggregator(metrics, num_turns=...)``: from what the logger
+                returned to numbers by name, which are told under ``eval/``.
             args: The settings.
             run_directory: Folder that gets the run's folder.
             run_name: Name of the run's folder; None takes date and time.
@@ -132,11 +140,7 @@ class MAGRPOTrainer:
         Raises:
             FieldError: Something is missing, contradicts or is not offered; it says what to give.
         """
-        _refuse_what_is_not_offered(
-            eval_dataset=eval_dataset,
-            eval_logger=eval_logger,
-            eval_aggregator=eval_aggregator,
-        )
+        evaluation = evaluation_setup(eval_dataset, eval_logger, eval_aggregator)
         wandb = read_wandb_config(wandb_config)
         self.args = self._settings(args)
         self.model_config = dict(model_config or {})
@@ -191,7 +195,10 @@ class MAGRPOTrainer:
             trackers=trackers_of(self.args.trackers, wandb),
             wandb=wandb or WandbConfig(),
             centralized=roles,
+            evaluation=evaluation,
         )
+        self._training = False
+        self._run_id: str | None = None
 
     def _settings(self, args: MAGRPOConfig | None) -> MAGRPOConfig:
         """The settings, which must be of this trainer's algorithm."""
@@ -260,6 +267,7 @@ class MAGRPOTrainer:
             name=self._run_name,
             checkpoints=checkpoints,
             resume_from=resume_from_checkpoint,
+            run_id=self._run_id,
         )
         self.run_directory = run.folder.path
         if ended_for_good(run.folder, run.checkpoint):
@@ -268,13 +276,64 @@ class MAGRPOTrainer:
                 f"run {run.folder.run_id}, which has finished and kept no checkpoint",
                 "a run with a checkpoint, which the agents could get their weights from",
             )
-        train(
-            self._setup,
-            run.folder,
-            checkpoints=checkpoints,
-            resume=run.checkpoint,
-            notes=run.notes,
-        )
+        self._training = True
+        try:
+            train(
+                self._setup,
+                run.folder,
+                checkpoints=checkpoints,
+                resume=run.checkpoint,
+                notes=run.notes,
+            )
+        finally:
+            self._training = False
+
+    def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
+        """Evaluate the agents as they are, before or after `train`, which evaluates by itself.
+
+        Services are started and ended as in `train`, the agents are left as they are, and nothing
+        is recorded. Its random numbers are the same every time, so what comes before and after
+        training can be compared.
+
+        Args:
+            num_eval_samples: Most tasks, the first ones of `eval_dataset`; None takes
+                ``args.eval_num_samples``.
+
+        Returns:
+            Figures by name, such as ``eval/turn_1/reward_mean``; empty without tasks.
+
+        Raises:
+            FieldError: `num_eval_samples` is no number of tasks.
+            RuntimeError: It is called while `train` runs.
+            Exception: The root error of an evaluation that failed.
+        """
+        samples = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
+        if type(samples) is not int or samples < 0:
+            raise FieldError("num_eval_samples", repr(samples), "a whole number, 0 or more")
+        require_main_thread()
+        if self._training:
+            raise RuntimeError(
+                "evaluate() was called while train() runs; eval_interval evaluates meanwhile, and "
+                "`antiphon evaluate ADDRESS` asks for an evaluation between two batches"
+            )
+        if self._setup.evaluation is None or samples == 0:
+            return {}
+        with self._evaluation_folder() as folder:
+            return evaluate(self._setup, folder, samples)
+
+    @contextmanager
+    def _evaluation_folder(self) -> Iterator[RunFolder]:
+        """The run's folder; before there is one, a passing one of the run that is to come.
+
+        Services that are given by address belong to a run for a while, hence one id for both.
+        """
+        if self.run_directory is not None:
+            yield RunFolder.open(self.run_directory)
+            return
+        with TemporaryDirectory(prefix="antiphon-evaluation-") as parent:
+            folder = RunFolder.create(Path(parent), self._run_name, run_id=self._run_id)
+            self._run_id = folder.run_id
+            yield folder
 
     def save_model(self, output_dir: str | Path) -> None:
         """Save every agent with its tokenizer in `output_dir`/agent_0, agent_1, ...
@@ -318,15 +377,3 @@ def _endpoints(
         )
         for entry in addresses
     ]
-
-
-def _refuse_what_is_not_offered(**given: Any) -> None:
-    """Refuse evaluation by name."""
-    features = {
-        "eval_dataset": "evaluation",
-        "eval_logger": "evaluation",
-        "eval_aggregator": "evaluation",
-    }
-    for name, feature in features.items():
-        if given[name] is not None:
-            raise FieldError(name, "a value", f"None: this version does not offer {feature}")
