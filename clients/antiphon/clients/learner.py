@@ -14,10 +14,14 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 from antiphon.clients.channel_options import PING_SECONDS
 from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
-from antiphon.clients.errors import CallError
+from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.retry import Attempts, RetryPolicy
-from antiphon.clients.types import Run, RunEvent
-from antiphon.clients.wire import run_event_from_proto, run_from_proto
+from antiphon.clients.types import EvaluationResult, Run, RunEvent
+from antiphon.clients.wire import (
+    evaluation_result_from_proto,
+    run_event_from_proto,
+    run_from_proto,
+)
 from antiphon.v1 import learner_pb2 as pb
 from antiphon.v1.learner_pb2_grpc import LearnerServiceStub
 
@@ -75,6 +79,41 @@ class LearnerClient(Client):
             rpc="SaveCheckpoint",
             timeout=timeout,
         )
+
+    async def evaluate(
+        self, num_samples: int | None = None, *, timeout: float
+    ) -> AsyncGenerator[EvaluationResult, None]:
+        """Have the present policies evaluated, between two rollout batches.
+
+        It is asked for once: what breaks on the way is not asked again.
+
+        Args:
+            num_samples: Most tasks to evaluate; None for the run's setting.
+            timeout: Deadline in seconds of all of it, the batch under way included.
+
+        Yields:
+            A result per task as it comes, then the one of all, whose `task_id` is empty.
+
+        Raises:
+            CallError: The learner cannot be reached, or refuses.
+            ContractError: The results end before the one of all.
+        """
+        call = self._stub.Evaluate(
+            pb.EvaluateRequest(num_samples=num_samples or 0),
+            timeout=timeout,
+            metadata=self.endpoint.metadata(),
+        )
+        try:
+            while (response := await call.read()) is not EOF:
+                result = evaluation_result_from_proto(response)
+                yield result
+                if not result.task_id:
+                    return
+            raise ContractError(self.address, "Evaluate", "the stream ended without its totals")
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error, "Evaluate") from error
+        finally:
+            call.cancel()
 
     async def watch(
         self,

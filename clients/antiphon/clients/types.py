@@ -405,6 +405,14 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Figures of one evaluated task by name; `task_id` is empty where they are those of all."""
+
+    task_id: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvent:
     """One thing that happened.
 

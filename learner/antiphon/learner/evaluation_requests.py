@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+
+from antiphon.clients.types import EvaluationResult
 
 
 class EvaluationRefusedError(Exception):
     """No evaluation can be made; says why."""
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Figures of one task; `task_id` is empty where they are those of the whole evaluation."""
-
-    task_id: str
-    figures: Mapping[str, float]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from antiphon.clients.types import EvaluationResult
 from antiphon.learner.best_models import BestModels
 from antiphon.learner.checkpoints import Checkpoints
 from antiphon.learner.config import MAGRPOConfig
@@ -21,7 +22,6 @@ from antiphon.learner.evaluation_figures import EvaluatedTask, Evaluation
 from antiphon.learner.evaluation_requests import (
     EvaluationRefusedError,
     EvaluationRequest,
-    EvaluationResult,
 )
 from antiphon.learner.record import RunRecord
 from antiphon.learner.replicas import RunSupersededError

@@ -86,7 +86,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             asked = self._control.evaluations.ask(request.num_samples or None)
             async with contextlib.aclosing(asked.results()) as results:
                 async for result in results:
-                    yield pb.EvaluateResponse(task_id=result.task_id, values=result.figures)
+                    yield wire.evaluation_result_to_proto(result)
         except EvaluationRefusedError as error:
             raise ServiceError(
                 grpc.StatusCode.FAILED_PRECONDITION, f"no evaluation can be made: {error}"

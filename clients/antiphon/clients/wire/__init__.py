@@ -26,6 +26,8 @@ from antiphon.clients.wire.generation import (
     sampling_to_proto,
 )
 from antiphon.clients.wire.learner import (
+    evaluation_result_from_proto,
+    evaluation_result_to_proto,
     run_event_from_proto,
     run_event_to_proto,
     run_from_proto,
@@ -71,6 +73,8 @@ __all__ = [
     "PushQuery",
     "completion_from_proto",
     "completion_to_proto",
+    "evaluation_result_from_proto",
+    "evaluation_result_to_proto",
     "generate_request_from_proto",
     "generate_request_to_proto",
     "joint_action_from_proto",

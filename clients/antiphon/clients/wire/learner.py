@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from antiphon.clients.types import (
     AgentStatus,
+    EvaluationResult,
     FieldError,
     MetricsLogged,
     Note,
@@ -124,3 +125,13 @@ def run_event_from_proto(message: pb.WatchRunResponse) -> RunEvent:
         event=what,
         missed=message.missed,
     )
+
+
+def evaluation_result_to_proto(result: EvaluationResult) -> pb.EvaluateResponse:
+    """Figures of a task, or of all."""
+    return pb.EvaluateResponse(task_id=result.task_id, values=result.values)
+
+
+def evaluation_result_from_proto(message: pb.EvaluateResponse) -> EvaluationResult:
+    """Read what a learner tells of an evaluation."""
+    return EvaluationResult(message.task_id, dict(message.values))
