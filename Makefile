@@ -19,9 +19,10 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 	@$(BIN)/antiphon train examples/demo.toml
 
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
-	@$(PYTEST) -n $(WORKERS) -m "not system and not slow"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow"
 
-test-system: $(INSTALLED) ## Run the tests that need other programs (Node)
+test-system: $(INSTALLED) ## Run the tests that need other programs (Node, Chromium), and install those
+	@tests/system/install.sh
 	@$(PYTEST) -m system
 
 test-all: $(MODEL) ## Run every test, the slow ones too

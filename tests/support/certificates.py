@@ -1,10 +1,11 @@
-"""Certificates for TLS tests, made with openssl."""
+"""Certificates for TLS tests."""
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import trustme
 
 
 @dataclass(frozen=True)
@@ -15,32 +16,26 @@ class Certificate:
     key: Path
 
 
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+@dataclass(frozen=True)
+class CertificateAuthority(Certificate):
+    """A CA with its files."""
+
+    authority: trustme.CA
 
 
-def certificate_authority(directory: Path, name: str = "ca") -> Certificate:
+def certificate_authority(directory: Path, name: str = "ca") -> CertificateAuthority:
     """A CA of its own."""
-    made = Certificate(directory / f"{name}.crt", directory / f"{name}.key")
-    _openssl(
-        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-        *("-days", "2", "-subj", f"/CN={name}"),
-        *("-keyout", str(made.key), "-out", str(made.cert)),
-    )
+    authority = trustme.CA(organization_name=name)
+    made = CertificateAuthority(directory / f"{name}.crt", directory / f"{name}.key", authority)
+    authority.cert_pem.write_to_path(made.cert)
+    authority.private_key_pem.write_to_path(made.key)
     return made
 
 
-def certificate(directory: Path, name: str, ca: Certificate) -> Certificate:
+def certificate(directory: Path, name: str, ca: CertificateAuthority) -> Certificate:
     """A certificate for localhost and 127.0.0.1, signed by `ca`."""
     made = Certificate(directory / f"{name}.crt", directory / f"{name}.key")
-    request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
-    extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    _openssl(
-        *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-        *("-subj", f"/CN={name}", "-keyout", str(made.key), "-out", str(request)),
-    )
-    _openssl(
-        *("x509", "-req", "-in", str(request), "-CA", str(ca.cert), "-CAkey", str(ca.key)),
-        *("-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(made.cert)),
-    )
+    issued = ca.authority.issue_cert("localhost", "127.0.0.1", common_name=name)
+    issued.cert_chain_pems[0].write_to_path(made.cert)
+    issued.private_key_pem.write_to_path(made.key)
     return made

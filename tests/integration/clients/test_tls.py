@@ -11,7 +11,12 @@ import grpc.aio
 import pytest
 from tests.integration.clients.judges import TASKS, Judge, joint_action
 from tests.integration.clients.servers import QUICK, within
-from tests.support.certificates import Certificate, certificate, certificate_authority
+from tests.support.certificates import (
+    Certificate,
+    CertificateAuthority,
+    certificate,
+    certificate_authority,
+)
 
 from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.errors import CallError
@@ -20,7 +25,9 @@ from antiphon.clients.types import Score
 
 
 @contextlib.asynccontextmanager
-async def serving_tls(judge: Judge, own: Certificate, ca: Certificate) -> AsyncIterator[str]:
+async def serving_tls(
+    judge: Judge, own: Certificate, ca: CertificateAuthority
+) -> AsyncIterator[str]:
     """A server that wants a client certificate signed by `ca`."""
     credentials = grpc.ssl_server_credentials(
         [(own.key.read_bytes(), own.cert.read_bytes())], ca.cert.read_bytes(), True

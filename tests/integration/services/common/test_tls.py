@@ -10,7 +10,12 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.support.certificates import Certificate, certificate, certificate_authority
+from tests.support.certificates import (
+    Certificate,
+    CertificateAuthority,
+    certificate,
+    certificate_authority,
+)
 
 from antiphon.clients.endpoint import Endpoint, Tls, open_channel
 from antiphon.services.common.server import Server, ServerSettings, StartError
@@ -35,12 +40,12 @@ def server_with(**settings: Any) -> Server:
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+def ca(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     return certificate_authority(tmp_path_factory.mktemp("ca"))
 
 
 async def test_the_right_ca_gets_in_and_neither_another_nor_plain_text(
-    tmp_path: Path, ca: Certificate
+    tmp_path: Path, ca: CertificateAuthority
 ) -> None:
     """S18"""
     own = certificate(tmp_path, "server", ca)
@@ -55,7 +60,9 @@ async def test_the_right_ca_gets_in_and_neither_another_nor_plain_text(
         await server.stop(0)
 
 
-async def test_mutual_tls_asks_for_a_certificate_of_its_ca(tmp_path: Path, ca: Certificate) -> None:
+async def test_mutual_tls_asks_for_a_certificate_of_its_ca(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
     """S18"""
     own, known = certificate(tmp_path, "server", ca), certificate(tmp_path, "client", ca)
     stranger = certificate(tmp_path, "stranger", certificate_authority(tmp_path, "other"))
@@ -75,7 +82,7 @@ async def test_mutual_tls_asks_for_a_certificate_of_its_ca(tmp_path: Path, ca: C
 
 
 async def test_a_renewed_certificate_serves_without_a_restart(
-    tmp_path: Path, ca: Certificate
+    tmp_path: Path, ca: CertificateAuthority
 ) -> None:
     own = certificate(tmp_path, "server", ca)
     new_ca = certificate_authority(tmp_path, "new")

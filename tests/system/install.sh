@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Installs the programs that the tests in this folder need, where apt-get and its rights are at
+# hand; elsewhere says which are missing.
+set -euo pipefail
+
+declare -A packages=([node]=nodejs [npm]=npm [chromium]=chromium)
+missing=()
+for program in "${!packages[@]}"; do
+  command -v "$program" >/dev/null || missing+=("${packages[$program]}")
+done
+[ "${#missing[@]}" -gt 0 ] || exit 0
+
+if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
+  echo "make test-system needs programs that are not here; install: ${missing[*]}" >&2
+  exit 1
+fi
+echo "Installing ${missing[*]} ..."
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+{
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}"
+} > "$log" 2>&1 || { cat "$log" >&2; exit 1; }
