@@ -26,7 +26,7 @@ from antiphon.learner.connect import (
     smallest_context,
 )
 from antiphon.learner.control import RunControl
-from antiphon.learner.data import CHECK_ALL_UP_TO, Tasks
+from antiphon.learner.data import CHECK_ALL_UP_TO, Row, Tasks
 from antiphon.learner.early_stop import EarlyStop
 from antiphon.learner.evaluation import Evaluator, evaluation_sampling, evaluation_shape
 from antiphon.learner.evaluations import Evaluations
@@ -241,19 +241,24 @@ class Assembly:
     ) -> None:
         """Refuse a dataset with a first prompt that leaves no room for its completion.
 
-        A dataset of unknown length is not read ahead; its long prompts are skipped and counted.
+        Of a dataset of unknown length one prompt is written, as a trial; those that turn out too
+        long are skipped and counted.
         """
-        if tasks.length is None:
-            return
+        known = tasks.length is not None
+        count = min(most_rows, CHECK_ALL_UP_TO if known else 1)
+        rows: list[Row] = await self._context.on_main_thread(
+            lambda: list(islice(tasks.epoch(), count)), tasks.name
+        )
         context_of = {
             agent: service.context_length
             for agents, service in zip(self._setup.policies, services, strict=True)
             for agent in agents
         }
-        for row in islice(tasks.epoch(), min(most_rows, CHECK_ALL_UP_TO)):
+        for row in rows:
             for agent, prompt in enumerate(await self._prompts.first(row.task)):
                 tokens, most = len(prompt.token_ids), self._config.max_new_tokens
-                if detail := misfit(agent, tokens, most, context_of[agent]):
+                detail = misfit(agent, tokens, most, context_of[agent])
+                if known and detail:
                     raise FieldError(
                         f"{tasks.name}[{row.row}]",
                         detail,

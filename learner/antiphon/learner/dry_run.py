@@ -22,11 +22,11 @@ from antiphon.learner.data import CHECK_ALL_UP_TO, Tasks
 from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.plan import RunSize, run_size
+from antiphon.learner.prompt_encoding import PromptEncoder
 from antiphon.learner.run_config import FunctionSettings, RunConfig
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
     context_length,
-    encode_prompt,
     load_model,
     load_tokenizer,
 )
@@ -101,9 +101,11 @@ class Inspection:
         models = await self._models()
         contexts = await self._generation(models)
         if prompts is not None and tasks is not None:
-            for agent, model in enumerate(models):
+            for agent in range(len(config.players)):
+                number = agent % len(models)  # one model may play all agents
+                model = models[number]
                 if model is not None:
-                    await self._prompt_lengths(agent, prompts, tasks, model, contexts[agent])
+                    await self._prompt_lengths(agent, prompts, tasks, model, contexts[number])
         await self._reward()
         await self._transition()
         await self._look("server", self._server)
@@ -195,12 +197,12 @@ class Inspection:
         self, agent: int, prompts: Prompts, tasks: Tasks, model: _AgentModel, context: int
     ) -> None:
         def look() -> tuple[None, str]:
+            encoder = PromptEncoder(self._config.magrpo, agent, model.tokenizer)
             longest, where = 0, 0
             for row in tasks.epoch():
                 if row.row >= CHECK_ALL_UP_TO:
                     break
-                text = prompts.first(agent, row.task.item)
-                tokens = len(encode_prompt(model.tokenizer, text))
+                tokens = len(encoder.encode(prompts.first(agent, row.task.item)).token_ids)
                 if tokens > longest:
                     longest, where = tokens, row.row
             most = self._config.magrpo.max_new_tokens

@@ -35,6 +35,7 @@ from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
 from antiphon.learner.optimization_config import PER_AGENT, Decay, Norm, SchedulerType, Steps
 from antiphon.learner.per_agent import check_per_agent, of_agent
+from antiphon.learner.prompt_config import check_prompt_settings
 from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.settings import load_settings
@@ -269,6 +270,7 @@ class RunConfig(_Section):
             {"agents": self.num_agents, "magrpo.num_agents": stated_num_agents(self.magrpo)}
         )
         _check_one_model(self)
+        check_prompt_settings(self.magrpo, len(self.players))
         policies = self.magrpo.policies(len(self.players))
         for name in PER_AGENT:
             value = getattr(self.magrpo, name)
