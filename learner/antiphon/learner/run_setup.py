@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,9 +180,24 @@ def _check_models(agents: Sequence[AgentSetup], *, shared: bool) -> None:
 
 def save_policies(setup: RunSetup, folder: Path) -> None:
     """Save the models as they are in `folder`/agent_0, agent_1, ...; a shared one once."""
-    for number, *_ in setup.policies:
-        agent = setup.agents[number]
-        save_agent(folder / f"agent_{number}", agent.model, agent.tokenizer)
+    with _without_bars():
+        for number, *_ in setup.policies:
+            agent = setup.agents[number]
+            save_agent(folder / f"agent_{number}", agent.model, agent.tokenizer)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """The library's bars would write over the display of the run."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def save_agent(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
