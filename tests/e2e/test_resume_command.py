@@ -57,6 +57,7 @@ def learner_address(started: Started, folder: Path) -> str:
     return str(json.loads(file.read_text())["address"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_was_paused_saved_and_stopped_goes_on_and_then_has_nothing_left(
     tmp_path: Path, processes: Processes

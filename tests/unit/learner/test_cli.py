@@ -117,6 +117,19 @@ def test_the_run_gets_the_resolved_settings(
     assert config.num_agents == 2
 
 
+def test_what_is_to_be_resumed_is_passed_on(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str | None] = []
+
+    def keep(config: RunConfig, *, resume: str | None) -> None:
+        given.append(resume)
+
+    monkeypatch.setattr(toml_run, "train_from_config", keep)
+    result = CliRunner().invoke(app, ["train", str(run_file), "--resume", "runs/one"])
+    assert (result.exit_code, given) == (0, ["runs/one"])
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
