@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.support.trees import make_sample
 
 from antiphon.clients.types import FieldError
 from antiphon.learner.buffer import RolloutBuffer
-from antiphon.learner.samples import TrainingSample
+from antiphon.learner.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.state_files import read_state, write_state
 
 
 def node(path: tuple[int, ...], *, task: str = "0", dead: bool = False) -> TrainingSample:
@@ -118,3 +120,51 @@ def test_sizes_below_one_are_refused(size: int, step: int | None, field: str) ->
 def test_another_agents_sample_is_refused() -> None:
     with pytest.raises(FieldError, match="agent"):
         RolloutBuffer(1, 2, None, seed=0).add(node(()))
+
+
+def full_of_everything(position: int) -> TrainingSample:
+    """A sample in which every field has a value, with a completion long enough to be packed."""
+    many = tuple(range(40))
+    completion = TrainedCompletion(
+        token_ids=many,
+        logprobs=tuple(-0.1 * n for n in many),
+        kept_sizes=many,
+        return_=0.1 + 0.2,
+        advantage=-1 / 3,
+        full_logprobs=(-0.5, float("-inf")),
+        reference_logprobs=(-0.25,),
+    )
+    return TrainingSample(
+        agent=0,
+        turn=2,
+        task_id="row-7",
+        row=7,
+        path=(position,),
+        prompt_token_ids=many,
+        completions=(completion, completion),
+        dead=bool(position % 2),
+        mean_reward=None,
+        mean_return=1e-300,
+        oldest_version=5,
+    )
+
+
+def test_what_waits_in_a_buffer_comes_back_equal_from_a_checkpoint(tmp_path: Path) -> None:
+    """S12: nodes that straddle prompts; the drain number keys the shuffle."""
+    before = RolloutBuffer(0, 9, 3, seed=5)
+    for position in range(9):
+        before.add(full_of_everything(position))
+    before.drain()
+    for position in range(5):
+        before.add(full_of_everything(position))
+    write_state(tmp_path, "buffer_0", before.state_dict())
+
+    after = RolloutBuffer(0, 9, 3, seed=5)
+    after.load_state_dict(read_state(tmp_path, "buffer_0"))
+    assert after.samples == before.samples
+    assert [hash(sample) for sample in after.samples] == [hash(s) for s in before.samples]
+    for position in range(5, 9):
+        for buffer in (before, after):
+            buffer.add(full_of_everything(position))
+    assert after.ready
+    assert after.drain() == before.drain()

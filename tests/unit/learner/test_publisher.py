@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from antiphon.clients.errors import CallError, ContractError
-from antiphon.clients.types import PushHeader, PushKind, PushResult, TensorDtype
+from antiphon.clients.types import FieldError, PushHeader, PushKind, PushResult, TensorDtype
 from antiphon.learner.publisher import AgentPublisher
 from antiphon.learner.replicas import (
     Replica,
@@ -149,3 +149,29 @@ async def test_a_service_of_another_run_is_named_with_its_lease() -> None:
     made, _ = publisher({"w": torch.ones(1)}, Receiver(error=error))
     with pytest.raises(ServiceTakenError, match=r"a:1 belongs to run other.*41 s left"):
         await made.publish()
+
+
+async def test_a_resumed_run_publishes_the_same_version_again_then_counts_on() -> None:
+    """S7: another incarnation may push any version; it is the weights that must be the same."""
+    before, _ = publisher({"w": torch.ones(2)}, Receiver())
+    await before.publish()
+    await before.publish()
+    receiver, weights = Receiver(), {"w": torch.ones(2)}
+    after, _ = publisher(weights, receiver)
+    after.load_state_dict(before.state_dict())
+    assert (await after.publish()).version == 2
+    weights["w"] += 1
+    assert (await after.publish()).version == 3
+    assert receiver.pushes[0][0].digest != receiver.pushes[1][0].digest
+
+
+async def test_weights_that_are_not_those_of_the_checkpoint_are_not_published() -> None:
+    """What is not trained is not in a checkpoint; another model's frozen layers would differ."""
+    before, _ = publisher({"w": torch.ones(2)}, Receiver())
+    await before.publish()
+    receiver = Receiver()
+    after, _ = publisher({"w": torch.zeros(2)}, receiver)
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(FieldError, match=r"agents\[1\]: got weights with digest .* first model"):
+        await after.publish()
+    assert receiver.pushes == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.clients.types import FieldError
-from antiphon.learner.run_folder import RunFolder, write_atomically
+from antiphon.learner.run_folder import RunFolder, append_lines, write_atomically
 
 
 def test_a_new_run_never_writes_into_an_old_ones_folder(tmp_path: Path) -> None:
@@ -74,3 +74,39 @@ def test_a_write_that_fails_leaves_the_old_file(
 def test_agents_count_from_zero(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "demo")
     assert folder.agent_folder(0).name == "agent_0"
+
+
+def test_rows_beyond_a_checkpoint_are_cut_off_half_a_row_included(tmp_path: Path) -> None:
+    """S12: a row that a kill cut short is gone too."""
+    folder = RunFolder.create(tmp_path, "demo")
+    assert folder.metrics_size() == 0
+    folder.cut_metrics(0)
+    append_lines(folder.metrics_file, [{"prompts": 1}])
+    size = folder.metrics_size()
+    append_lines(folder.metrics_file, [{"prompts": 2}])
+    with folder.metrics_file.open("a") as file:
+        file.write('{"promp')
+    folder.cut_metrics(size)
+    assert folder.metrics_file.read_text() == '{"prompts": 1}\n'
+    append_lines(folder.metrics_file, [{"prompts": 2}])
+    assert len(folder.metrics_file.read_text().splitlines()) == 2
+
+
+def test_where_checkpoints_are_kept_survives_the_next_incarnation(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "demo")
+    assert folder.checkpoint_directory is None
+    folder.keep_checkpoints_in(tmp_path / "elsewhere")
+    folder.next_incarnation(3)
+    opened = RunFolder.open(folder.path)
+    assert opened.checkpoint_directory == tmp_path / "elsewhere"
+    assert (opened.incarnation, opened.run_id) == (4, folder.run_id)
+    folder.keep_checkpoints_in(None)
+    assert opened.checkpoint_directory is None
+
+
+def test_a_folder_that_is_gone_is_made_again_but_never_over_another(tmp_path: Path) -> None:
+    """S7: incarnations go on where the checkpoint's left off."""
+    folder = RunFolder.make_again(tmp_path / "runs" / "demo", "demo-1234", 5)
+    assert (folder.run_id, folder.next_incarnation(0)) == ("demo-1234", 6)
+    with pytest.raises(FieldError, match="or an empty one"):
+        RunFolder.make_again(folder.path, "demo-1234", 5)
