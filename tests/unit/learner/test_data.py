@@ -13,6 +13,7 @@ import pytest
 from antiphon.clients.types import FieldError
 from antiphon.learner import data
 from antiphon.learner.data import Tasks
+from antiphon.learner.row_order import RowOrder
 
 ROWS = [{"prompt": f"prompt {i}", "answer": i} for i in range(4)]
 
@@ -154,3 +155,45 @@ def test_an_empty_iterable_dataset_is_refused() -> None:
         Tasks(empty).check()
     with pytest.raises(FieldError, match="no rows"):
         list(Tasks(empty).epoch())
+
+
+@pytest.mark.parametrize("dataset", [ROWS * 3, _iterable()], ids=["list", "IterableDataset"])
+def test_a_shuffled_epoch_is_the_same_again_and_skips_exactly(dataset: Any) -> None:
+    def rows(epoch: int, start: int = 0) -> list[int]:
+        tasks = Tasks(dataset, order=RowOrder(3, buffer_size=3))
+        return [row.row for row in tasks.epoch(epoch, start)]
+
+    whole = rows(2)
+    assert sorted(whole) == list(range(len(whole)))
+    assert whole != sorted(whole)
+    assert rows(1) != whole
+    assert [rows(2, start) for start in range(len(whole) + 1)] == [
+        whole[start:] for start in range(len(whole) + 1)
+    ]
+
+
+@pytest.mark.parametrize("dataset", [ROWS, _iterable()], ids=["list", "IterableDataset"])
+def test_a_row_keeps_its_number_wherever_it_comes(dataset: Any) -> None:
+    for row in Tasks(dataset, order=RowOrder(3, buffer_size=3)).epoch(2):
+        assert row.task.item == ROWS[row.row]
+        assert row.task.id == f"row-{row.row}"
+
+
+def test_a_stream_that_shuffles_itself_is_told_the_epoch() -> None:
+    def orders() -> list[list[int]]:
+        tasks = Tasks(_iterable().shuffle(seed=1, buffer_size=4))
+        return [[row.task.item["answer"] for row in tasks.epoch(epoch)] for epoch in (1, 2, 1)]
+
+    first, second, again = orders()
+    assert first == again != second
+    assert sorted(first) == sorted(second) == [0, 1, 2, 3]
+    assert orders() == [first, second, again]
+
+
+def test_a_fingerprint_tells_other_rows_and_is_the_same_whatever_holds_them() -> None:
+    """S12: a resumed run trains on the rows that its checkpoint counts."""
+    fingerprint = Tasks(ROWS).fingerprint()
+    assert fingerprint == Tasks(datasets.Dataset.from_list(ROWS)).fingerprint()
+    others = [ROWS[:3], [*ROWS[1:], ROWS[0]], [*ROWS[:3], {**ROWS[3], "answer": 3.0}]]
+    assert len({fingerprint, *(Tasks(rows).fingerprint() for rows in others)}) == 4
+    assert Tasks(_iterable()).fingerprint() is None
