@@ -13,7 +13,14 @@ import pytest
 
 from antiphon.clients.errors import CallError
 from antiphon.clients.learner import LearnerClient
-from antiphon.clients.types import AgentStatus, MetricsLogged, Note, Run, RunState
+from antiphon.clients.types import (
+    AgentStatus,
+    EvaluationResult,
+    MetricsLogged,
+    Note,
+    Run,
+    RunState,
+)
 from antiphon.learner.control import RunControl
 from antiphon.learner.events import EventLog
 from antiphon.learner.service import SERVICE_NAME, LearnerServicer
@@ -161,3 +168,48 @@ async def test_a_checkpoint_of_a_run_that_has_ended_is_refused() -> None:
             with pytest.raises(CallError, match="the run has ended") as refused:
                 await call
             assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def answer_evaluations(control: RunControl, *results: EvaluationResult) -> None:
+    """Answers the next who asks for an evaluation, as the run does between two batches."""
+    await control.evaluations.asked.wait()
+    for request in control.evaluations.take():
+        for result in results:
+            request.deliver(result)
+        request.deliver(EvaluationResult("", {"asked": request.num_samples or 0.0}))
+
+
+@pytest.mark.parametrize(("samples", "asked"), [(3, 3.0), (None, 0.0)])
+async def test_an_evaluation_arrives_task_by_task_and_as_a_whole(
+    samples: int | None, asked: float
+) -> None:
+    task = EvaluationResult("row-0", {"eval/turn_1/reward_mean": 0.25})
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        answering = asyncio.create_task(answer_evaluations(learner.control, task))
+        results = [result async for result in client.evaluate(samples, timeout=20)]
+        assert results == [task, EvaluationResult("", {"asked": asked})]
+        await answering
+
+
+async def test_an_evaluation_that_cannot_be_made_says_why() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        learner.control.evaluations.refuse("this run has no evaluation dataset")
+        with pytest.raises(
+            CallError, match="no evaluation can be made: this run has no"
+        ) as refused:
+            await anext(client.evaluate(timeout=20))
+        assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_who_no_longer_waits_for_an_evaluation_is_forgotten() -> None:
+    async with serving() as learner, LearnerClient(learner.address) as client:
+        evaluations = learner.control.evaluations
+        waiting = asyncio.create_task(anext(client.evaluate(timeout=1)))
+        async with asyncio.timeout(20):
+            await evaluations.asked.wait()
+            (request,) = evaluations.take()
+            with pytest.raises(CallError) as late:
+                await waiting
+            assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            while not request.dropped:
+                await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.clients.types import RunState, Task
+from antiphon.clients.types import EvaluationResult, RunState, Task
 from antiphon.learner.checkpoints import Cursor
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.control import RunControl, StoppedError
@@ -104,6 +104,7 @@ def run_of(
     *prompts: str,
     checkpoints: Between | None = None,
     limits: Any = None,
+    evaluations: Any = None,
     **config: Any,
 ) -> TrainingRun:
     async def inline(function: Callable[[], Any], what: str) -> Any:
@@ -123,7 +124,28 @@ def run_of(
         clock=StageClock(),
         on_main_thread=inline,
         limits=limits,
+        evaluations=evaluations,
     )
+
+
+@dataclass
+class Exams:
+    """Takes the place of the evaluations, and tells into the story of the checkpoints."""
+
+    told: list[str]
+    control: RunControl = field(default_factory=RunControl)
+
+    async def if_due(self, *, last: bool = False) -> None:
+        self.told.append("evaluate, last" if last else "evaluate")
+
+    async def answer(self) -> bool:
+        waiting = self.control.evaluations.take()
+        for request in waiting:
+            request.deliver(EvaluationResult("", {}))
+        return bool(waiting)
+
+    async def tell_checkpoint(self) -> None:
+        self.told.append("tell checkpoint")
 
 
 async def test_the_first_push_comes_before_anything_and_each_batch_publishes_once() -> None:
@@ -180,6 +202,55 @@ async def test_checkpoints_are_told_between_batches_only() -> None:
         *("begins", "trained 1:2", "done 1:2"),
         *("begins", "trained 1:1", "done 1:1, end of epoch", "finished"),
     ]
+
+
+async def test_evaluations_come_before_the_first_prompt_and_between_training_and_saving() -> None:
+    """So a stop within one loses no trained batch, and a checkpoint knows what was evaluated."""
+    between = Between()
+    exams = Exams(between.told)
+    story = Story()
+    await run_of(
+        story, RunControl(), "x", "y", checkpoints=between, evaluations=exams, num_train_epochs=1
+    ).train()
+    assert between.told == [
+        *("ready", "evaluate"),
+        *("begins", "trained 1:1", "evaluate", "done 1:1", "tell checkpoint"),
+        *("begins", "trained 1:1", "evaluate, last", "done 1:1, end of epoch", "tell checkpoint"),
+        *("evaluate, last", "finished", "tell checkpoint"),
+    ]
+
+
+async def test_a_run_that_a_limit_ends_evaluates_before_its_last_checkpoint() -> None:
+    between = Between()
+    limits = SimpleNamespace(reached="enough", unread=None)
+    run = run_of(
+        Story(),
+        RunControl(),
+        "x",
+        checkpoints=between,
+        evaluations=Exams(between.told),
+        limits=limits,
+    )
+    await run.train()
+    assert "begins" not in between.told
+    assert between.told[-3:] == ["evaluate, last", "finished", "tell checkpoint"]
+
+
+async def test_an_evaluation_that_is_asked_for_during_a_pause_does_not_wait_for_the_end_of_it() -> (
+    None
+):
+    control, story = RunControl(), Story()
+    control.pause()
+    run = run_of(story, control, "x", evaluations=Exams([], control))
+    running = asyncio.create_task(run.train())
+    async with asyncio.timeout(5):
+        while "paused" not in story.told:
+            await asyncio.sleep(0)
+        asked = control.evaluations.ask(1)
+        assert [result async for result in asked.results()] == [EvaluationResult("", {})]
+        assert "grow 1:x" not in story.told
+        control.resume()
+        await running
 
 
 @pytest.mark.parametrize(

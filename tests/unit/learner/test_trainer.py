@@ -135,9 +135,9 @@ def test_a_tokenizer_without_a_pad_token_works_and_is_left_as_it_was(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_dataset": [{"prompt": "x"}]}, "eval_dataset.*does not offer evaluation"),
-        ({"eval_logger": print}, "eval_logger.*does not offer evaluation"),
-        ({"eval_aggregator": print}, "eval_aggregator.*does not offer evaluation"),
+        ({"eval_dataset": "prompts"}, "eval_dataset: got str"),
+        ({"eval_dataset": [{"question": "x"}]}, "eval_dataset.*a column 'prompt'"),
+        ({"eval_logger": print}, "eval_aggregator: got nothing"),
         ({"wandb_config": {"projct": "p"}}, "wandb_config.projct: got an unknown key"),
         ({"reward_func": None}, "reward_func: got nothing"),
         ({"reward_func": 3}, "reward_func: got int"),
