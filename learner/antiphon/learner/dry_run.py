@@ -23,6 +23,7 @@ from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.plan import RunSize, run_size
 from antiphon.learner.prompt_encoding import PromptEncoder
+from antiphon.learner.toml_run import centralized_from
 from antiphon.learner.run_config import FunctionSettings, RunConfig
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
@@ -110,7 +111,7 @@ class Inspection:
         await self._transition()
         await self._look("server", self._server)
         length = None if tasks is None else tasks.length
-        return DryRun(run_size(config.magrpo, config.num_agents, length), self._findings)
+        return DryRun(run_size(config.magrpo, len(config.players), length), self._findings)
 
     async def _look(
         self, what: str, look: Callable[[], tuple[T, str] | Awaitable[tuple[T, str]]]
@@ -197,12 +198,15 @@ class Inspection:
         self, agent: int, prompts: Prompts, tasks: Tasks, model: _AgentModel, context: int
     ) -> None:
         def look() -> tuple[None, str]:
+            joint = centralized_from(self._config, prompts)
             encoder = PromptEncoder(self._config.magrpo, agent, model.tokenizer)
             longest, where = 0, 0
             for row in tasks.epoch():
                 if row.row >= CHECK_ALL_UP_TO:
                     break
-                tokens = len(encoder.encode(prompts.first(agent, row.task.item)).token_ids)
+                item = row.task.item
+                content = prompts.first(agent, item) if joint is None else joint.first(item)[0]
+                tokens = len(encoder.encode(content).token_ids)
                 if tokens > longest:
                     longest, where = tokens, row.row
             most = self._config.magrpo.max_new_tokens

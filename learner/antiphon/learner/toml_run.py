@@ -101,7 +101,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         save_models=config.run.save_models,
         trackers=trackers_of(config.magrpo.trackers, config.wandb),
         wandb=config.wandb or WandbConfig(),
-        centralized=_centralized(config, prompts),
+        centralized=centralized_from(config, prompts),
         evaluation=_evaluation(config),
     )
 
@@ -141,7 +141,13 @@ def _evaluation(config: RunConfig) -> EvaluationSetup | None:
     )
 
 
-def _centralized(config: RunConfig, prompts: Prompts) -> Centralized | None:
+def centralized_from(config: RunConfig, prompts: Prompts) -> Centralized | None:
+    """What joins prompts and splits answers where one model answers for all agents, else None.
+
+    Raises:
+        FieldError: The adapter lacks a method.
+        StartError: There is no such adapter.
+    """
     if config.centralized is None:
         return None
     name = config.centralized.adapter

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,15 @@ def test_what_waits_in_a_buffer_comes_back_equal_from_a_checkpoint(tmp_path: Pat
             buffer.add(full_of_everything(position))
     assert after.ready
     assert after.drain() == before.drain()
+
+
+def test_agents_of_one_policy_share_a_buffer_and_its_steps() -> None:
+    """An entry is a node of one agent; others are refused."""
+    buffer = RolloutBuffer(0, 3, None, seed=0, agents=(0, 1, 2))
+    for agent in range(3):
+        buffer.add(replace(node(()), agent=agent))
+    assert buffer.ready
+    ((step),) = buffer.drain()
+    assert sorted(sample.agent for sample in step) == [0, 1, 2]
+    with pytest.raises(FieldError, match="got 3, wanted 0 or 1 or 2"):
+        buffer.add(replace(node(()), agent=3))

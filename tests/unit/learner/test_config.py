@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from antiphon.clients.types import FieldError, SamplingParameters, TensorDtype
+from antiphon.learner.algorithms import MARLOOConfig
 from antiphon.learner.config import (
     MAGRPOConfig,
     resolve_devices,
@@ -127,8 +128,6 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("reference_kl_enabled", True),
-        ("reference_devices", "cpu"),
         ("max_staleness", 1),
         ("parallel_training", "mp"),
     ],
@@ -203,3 +202,31 @@ def test_devices_are_one_per_agent(spec: object, cuda: int, expected: tuple[str,
 def test_a_device_list_of_another_length_is_refused() -> None:
     with pytest.raises(FieldError, match="agent_devices: got 2 devices, wanted 1 or 3"):
         resolve_devices(["cpu", "cpu"], 3)
+
+
+def test_a_reference_kl_is_a_penalty_in_the_returns_or_in_the_loss_never_in_both() -> None:
+    off = MAGRPOConfig(reference_kl_coef=0.5)
+    on = MAGRPOConfig(reference_kl_enabled=True, reference_kl_coef=0.5)
+    in_loss = on.replace(reference_kl_mode="loss")
+    coefs = [(c.return_kl_coef, c.loss_kl_coef) for c in (off, on, in_loss)]
+    assert coefs == [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5)]
+    with pytest.raises(ValidationError, match=r"(?s)reference_kl_mode.*'return' or 'loss'"):
+        MAGRPOConfig(reference_kl_mode="both")
+
+
+def test_policies_are_one_per_agent_or_one_for_all() -> None:
+    assert MAGRPOConfig().policies(3) == ((0,), (1,), (2,))
+    assert MAGRPOConfig(shared_policy=True).policies(3) == ((0, 1, 2),)
+
+
+def test_learning_rates_are_one_for_all_or_one_per_agent() -> None:
+    assert [MAGRPOConfig().learning_rate(agent) for agent in range(2)] == [5e-6, 5e-6]
+    several = MAGRPOConfig(agent_learning_rate=[1e-3, 2e-3])
+    assert [several.learning_rate(agent) for agent in range(2)] == [1e-3, 2e-3]
+    with pytest.raises(ValidationError, match="agent_learning_rate"):
+        MAGRPOConfig(agent_learning_rate=[1e-3, -1.0])
+
+
+def test_an_unknown_keyword_of_another_algorithm_names_that_algorithms_config() -> None:
+    with pytest.raises(ValidationError, match="MARLOOConfig has no field 'num_turn'"):
+        MARLOOConfig(num_turn=2)

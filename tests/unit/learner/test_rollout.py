@@ -25,7 +25,7 @@ from antiphon.clients.types import (
     WeightsSpan,
 )
 from antiphon.learner.data import Row
-from antiphon.learner.rollout import Rollout, RolloutShape
+from antiphon.learner.rollout import Actions, Rollout, RolloutShape
 from antiphon.learner.stages import StageClock
 from antiphon.learner.tree import AgentPrompt, BranchStop, Node
 
@@ -151,9 +151,13 @@ class Stage:
     judge: Judge = field(default_factory=Judge)
     coach: Coach = field(default_factory=Coach)
     choirs: list[Choir] = field(default_factory=list)
+    policies: tuple[tuple[int, ...], ...] = ()
+    actions: Actions | None = None
+    words: Words | None = None
 
     def __post_init__(self) -> None:
-        self.choirs = self.choirs or [Choir(agent) for agent in range(self.num_agents)]
+        choirs = len(self.policies) or self.num_agents
+        self.choirs = self.choirs or [Choir(agent) for agent in range(choirs)]
 
     def rollout(self) -> Rollout:
         return Rollout(
@@ -164,13 +168,15 @@ class Stage:
                 self.joint_mode,
                 self.threshold,
                 self.max_new_tokens,
+                self.policies,
             ),
             generators=self.choirs,
             scorer=self.judge,
             transitioner=self.coach,
-            prompts=Words(self.num_agents),
+            prompts=self.words or Words(self.num_agents),
             seed_of=seed_of,
             clock=StageClock(),
+            actions=self.actions,
         )
 
 
@@ -369,3 +375,49 @@ async def test_every_joint_action_is_for_training_and_names_its_task() -> None:
     assert {(a.task_id, a.phase, a.attempt) for a in stage.judge.seen} == {
         ("row-0", Phase.TRAIN, 1)
     }
+
+
+async def test_agents_of_one_policy_are_one_batch_ascending_within_a_node() -> None:
+    """Seeds are each agent's own; each completion comes back to the agent that it is of."""
+    stage = Stage(num_agents=3, num_turns=2, policies=((0, 1, 2),))
+    (root,) = (await stage.rollout().grow(1, rows("x"))).roots
+    (choir,) = stage.choirs
+    assert [len(batch) for batch in choir.batches] == [3, 6]
+    asked = [(path, agent) for path in [(0,), (1,)] for agent in range(3)]
+    assert [prompt.seeds for prompt in choir.batches[1]] == [
+        tuple(seed_of(epoch=1, row=0, path=path, agent=agent, sample=s) for s in (0, 1))
+        for path, agent in asked
+    ]
+    assert [[c.text for c in row] for row in root.completions] == [
+        [f"a0b1p{agent}s{sample}" for sample in range(2)] for agent in range(3)
+    ]
+    assert [prompt.content for prompt in root.prompts] == ["[0] x", "[1] x", "[2] x"]
+
+
+async def test_joint_answers_are_split_before_they_are_scored_and_followed() -> None:
+    class Split:
+        async def actions(self, node: Node) -> list[tuple[AgentAction, ...]]:
+            return [
+                (AgentAction("left", c.text[:4]), AgentAction("right", c.text[4:]))
+                for c in node.completions[0]
+            ]
+
+    class Joined(Words):
+        async def following(
+            self, node: Node, samples: Sequence[int], prompts: Sequence[object]
+        ) -> tuple[AgentPrompt, ...]:
+            return self._made([" + ".join(map(str, prompts))])
+
+    stage = Stage(num_agents=1, num_turns=2, actions=Split(), words=Joined(1))
+    (root,) = (await stage.rollout().grow(1, rows("x"))).roots
+    first = stage.judge.seen[0]
+    assert [(a.prompt, a.completion) for a in first.actions] == [
+        ("left", "a0b1"),
+        ("right", "p0s0"),
+    ]
+    assert root.branches[1].role_texts == ("a0b1", "p0s1")
+    child = root.branches[0].child
+    assert child is not None
+    assert child.prompts[0].content == "again train/1/0/0 0 + again train/1/0/0 1"
+    later = [action for action in stage.judge.seen if action.turn == 2]
+    assert [a.completion for a in later[0].history[0]] == ["a0b1", "p0s0"]
