@@ -23,8 +23,8 @@ from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.plan import RunSize, run_size
 from antiphon.learner.prompt_encoding import PromptEncoder
-from antiphon.learner.toml_run import centralized_from
 from antiphon.learner.run_config import FunctionSettings, RunConfig
+from antiphon.learner.toml_run import centralized_from
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
     context_length,
