@@ -253,6 +253,15 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
             self.__dict__["train_batch_size"] = self.rollout_buffer_size
         return self
 
+    @model_validator(mode="after")
+    def _compute_what_is_on_the_wire(self) -> Self:
+        if self.compute_dtype == "bfloat16" and self.wire_dtype != "bfloat16":
+            raise ValueError(
+                f"compute_dtype: got 'bfloat16' with wire_dtype {self.wire_dtype!r}, wanted "
+                "wire_dtype 'bfloat16': weights are computed with exactly as they are on the wire"
+            )
+        return self
+
     def replace(self, **changes: Any) -> MAGRPOConfig:
         """Make a checked copy with some fields changed; fields never set keep their defaults.
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphon.clients.endpoint import Endpoint
-from antiphon.clients.types import TensorDtype
 from antiphon.learner.children import Child, ChildError, stop_children
 from antiphon.learner.concurrency import task_group
+from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.run_setup import AgentSetup, RunSetup
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.server import Server
@@ -157,7 +157,7 @@ class LocalServices:
                 *("--agent", str(number), "--threads", str(threads)),
                 *("--host", f"unix:{self._sockets / f'agent-{number}.sock'}"),
                 *("--run-lease", str(self._setup.config.run_lease)),
-                *_compute_in(self._setup.config.tensor_dtype),
+                *_compute_in(self._setup.config),
                 *self._setup.generation_arguments,
             ],
             log_file=folder / "logs" / f"generation_{number}.log",
@@ -180,9 +180,11 @@ class LocalServices:
         (self._folder / "last_call.json").write_text(json.dumps(call) + "\n")
 
 
-def _compute_in(wire: TensorDtype) -> tuple[str, ...]:
-    """A run with float32 weights samples in float32 on a GPU too."""
-    return ("--dtype", wire.value) if wire is TensorDtype.FLOAT32 else ()
+def _compute_in(config: MAGRPOConfig) -> tuple[str, ...]:
+    """An engine computes as the learner does: by itself in float32 on a CPU, in bf16 elsewhere."""
+    if config.compute_dtype != "auto":
+        return ("--dtype", config.compute_dtype)
+    return ("--dtype", config.wire_dtype) if config.wire_dtype == "float32" else ()
 
 
 def save_without_weights(

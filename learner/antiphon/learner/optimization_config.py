@@ -87,6 +87,11 @@ class OptimizationConfig(BaseModel):
     activation_checkpointing: bool = False
     """Layers keep their inputs only and are computed again going backward: less memory, more time,
     the same numbers."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What learner and local generation services compute in. ``"auto"`` is float32 on a CPU and
+    `wire_dtype` on a GPU; ``"bfloat16"`` needs a bfloat16 wire. Master weights, and the sum of
+    gradients over micro-batches, are float32 in any case. A service that is given by address is
+    told with its own ``--dtype``."""
     trainable: PerAgent[bool] = True
     """False freezes an agent: it is sampled with the weights that it starts with, and takes no
     optimiser step. One value or a list."""

@@ -4,10 +4,10 @@ What is sampled is what is trained: the model's weights are at every moment thos
 
     model = round(master)        to the wire's number format, nearest even
 
-computed in float32 on CPU. The float32 master weights take the optimiser's step
-(`antiphon.learner.optimizer`), so updates far below a bf16 unit in the last place add up instead of
-being rounded away. Where the wire is float32, master and model are one. A minibatch without a live
-node makes no step: nothing changes, bit for bit.
+computed in `compute_dtype`, float32 on a CPU unless told otherwise. The float32 master weights take
+the optimiser's step (`antiphon.learner.optimizer`), so updates far below a bf16 unit in the last
+place add up instead of being rounded away. Where the wire is float32, master and model are one. A
+minibatch without a live node makes no step: nothing changes, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.logprobs import (
@@ -31,6 +29,7 @@ from antiphon.learner.logprobs import (
     support_logprobs,
 )
 from antiphon.learner.loss import RATIO_CAP, LossStats, LossTokens, policy_loss, token_weights
+from antiphon.learner.number_formats import ComputeDtype, floating, to_compute_dtype
 from antiphon.learner.optimizer import MasterOptimizer
 from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.recompute import layers_of, recomputed
@@ -50,7 +49,8 @@ class PolicySettings(OptimizerSettings):
     memory of a forward and change no result but by rounding. `reference_kl_coef` is the weight of
     the reference KL as a term of the loss, 0 for none (`antiphon.learner.reference`).
     `activation_checkpointing` computes layers again going backward (`antiphon.learner.recompute`).
-    A policy that is not `trainable` takes no step.
+    A policy that is not `trainable` takes no step. `compute_dtype` is what the forward computes in
+    (`antiphon.learner.number_formats`), float32 where the wire is.
     """
 
     temperature: float
@@ -66,6 +66,7 @@ class PolicySettings(OptimizerSettings):
     reference_kl_coef: float = 0.0
     activation_checkpointing: bool = False
     trainable: bool = True
+    compute_dtype: str = ComputeDtype.AUTO
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Policy:
         self.wire_dtype = wire_dtype
         self._training = {module: module.training for module in model.modules()}
         stored = model.state_dict(keep_vars=True).keys()
-        self._dtypes = {n: tensor.dtype for n, tensor in _floating(model) if n in stored}
+        self._dtypes = {n: tensor.dtype for n, tensor in floating(model) if n in stored}
         self._parameters = {
             n: p for n, p in model.named_parameters() if p.requires_grad and settings.trainable
         }
@@ -138,7 +139,7 @@ class Policy:
                 "requires_grad on what is to be trained",
             )
         model.eval()
-        self._to_compute_dtype()
+        to_compute_dtype(model, self.wire_tensors(), wire_dtype, settings.compute_dtype)
         self._optimizer = MasterOptimizer(self._parameters, settings, wire_dtype=wire_dtype)
         # Gradients of micro-batches are added in float32.
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
@@ -225,7 +226,7 @@ class Policy:
         caller holds is the one that was sampled from and trained; else it stays as computed.
         """
         self._optimizer.drop_gradients()
-        named = dict(_floating(self.model))
+        named = dict(floating(self.model))
         weights = {name: named[name] for name in self._dtypes}
         exact = all(
             torch.equal(tensor.to(self._dtypes[name]).to(tensor.dtype), tensor)
@@ -284,42 +285,3 @@ class Policy:
         for node, node_weights in zip(nodes, weights, strict=True):
             for completion, weight in zip(node.completions, node_weights, strict=True):
                 yield Row(node.prompt_token_ids, completion, weight / minibatches)
-
-    @torch.no_grad()
-    def _to_compute_dtype(self) -> None:
-        """Round what goes over the wire, and compute in float32 (bf16 stays bf16 off the CPU)."""
-        wire = tensors.TORCH_DTYPES[self.wire_dtype]
-        for tensor in self.wire_tensors().values():
-            tensor.copy_(tensor.to(wire))
-        derived = _derived_buffers(self.model)
-        for name, tensor in _floating(self.model):
-            if name in derived:
-                tensor.data = derived[name].to(tensor.device)
-            elif tensor.device.type == "cpu" or tensor.dtype != wire:
-                tensor.data = tensor.data.float()
-
-
-def _floating(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Floating-point parameters and buffers, each once."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point():
-            yield name, tensor
-
-
-def _derived_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that follow from the architecture (rotary frequencies), by name, at full precision.
-
-    `model.to(bfloat16)` rounds them, and no push mends it: the engine builds its own. Where they
-    were rounded they are taken from the same architecture built anew; else none is given.
-    """
-    stored = model.state_dict(keep_vars=True).keys()
-    rounded = [
-        name
-        for name, buffer in model.named_buffers()
-        if name not in stored and buffer.is_floating_point() and buffer.itemsize < 4
-    ]
-    if not rounded or not isinstance(model, PreTrainedModel):
-        return {}
-    with no_init_weights():
-        fresh = dict(type(model)(model.config).named_buffers())
-    return {name: fresh[name].float() for name in rounded if name in fresh}

@@ -92,7 +92,7 @@ class Reference:
         tensors = self._model.state_dict(keep_vars=True)
         self._tensors = {name: tensors[name] for name in wire_tensors(self._model)}
         self._compute = {name: tensor.dtype for name, tensor in self._tensors.items()}
-        if self.device.type == "cpu":  # which computes in float32, as the policy does
+        if self.device.type == "cpu" and own.type != "cpu":  # which is slow in anything else
             self._compute = dict.fromkeys(self._compute, torch.float32)
         self._held: dict[str, Tensor] | None = None
         if device == OFFLOAD:

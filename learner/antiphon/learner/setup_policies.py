@@ -66,4 +66,5 @@ def policy_settings(
         reference_kl_coef=config.loss_kl_coef,
         activation_checkpointing=config.activation_checkpointing,
         trainable=config.is_trainable(agent),
+        compute_dtype=config.compute_dtype,
     )

@@ -100,6 +100,26 @@ def test_accumulation_takes_one_step_from_several_minibatches(tmp_path: Path) ->
     assert summary(accumulated)["optimizer_steps"] == [1, 1]
 
 
+def test_learner_and_engine_compute_in_the_same_format(tmp_path: Path) -> None:
+    """Before any step their log-probabilities agree, whichever it is."""
+    first = {}
+    for compute in ("bfloat16", "float32"):
+        trainer = trained(tmp_path / compute, compute_dtype=compute, agent_learning_rate=0.0)
+        assert max(row["agent_0/logprob_gap_max"] for row in rows(trainer)) < 1e-4
+        assert trainer.agents[0].dtype == torch.float32
+        first[compute] = rows(trainer)[0]["agent_0/entropy"]
+    assert abs(first["bfloat16"] - first["float32"]) > 1e-4  # the learner's rounding
+
+
+def test_activation_checkpointing_changes_no_bit_of_a_run(tmp_path: Path) -> None:
+    plain, recomputing = (
+        trained(tmp_path / str(on), activation_checkpointing=on) for on in (False, True)
+    )
+    for one, other in zip(plain.agents, recomputing.agents, strict=True):
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        assert all(torch.equal(p, q) for p, q in pairs)
+
+
 def test_settings_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="trainable: got 3 of them, wanted one, or 2"):
         trainer_of(tmp_path, args=config_of(trainable=[True] * 3))

@@ -88,6 +88,8 @@ def test_a_stop_rule_is_whole_or_not_there() -> None:
         ({"adam_beta2": 1.0}, "adam_beta2"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
         ({"max_steps": 0}, "max_steps"),
+        ({"compute_dtype": "bfloat16", "wire_dtype": "float32"}, "wanted wire_dtype 'bfloat16'"),
+        ({"compute_dtype": "float16"}, "compute_dtype"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], field: str) -> None:

@@ -203,6 +203,47 @@ def test_a_step_clips_tells_its_rate_and_recomputes_layers_without_a_difference(
     assert same(models[1], copies(models[0]))
 
 
+def test_bf16_compute_holds_the_same_weights_and_a_float32_master() -> None:
+    """Gradients agree to bf16's rounding (2^-8); the master moves by float32 steps."""
+    models = [make_model(dtype=torch.bfloat16), make_model(dtype=torch.bfloat16)]
+    nodes = minibatch(rounded(make_model()))
+    settings = replace(SETTINGS, learning_rate=5e-6, weight_decay=0.0, micro_batch_size=2)
+    wide = Policy(0, models[0], settings)
+    narrow = Policy(0, models[1], replace(settings, compute_dtype="bfloat16"))
+    assert {p.dtype for p in models[0].parameters()} == {torch.float32}
+    assert {p.dtype for p in models[1].parameters()} == {torch.bfloat16}
+    assert models[1].model.rotary_emb.inv_freq.dtype == torch.float32
+    start = {name: master.clone() for name, master in narrow.state_dict()["masters"].items()}
+    assert all(torch.equal(models[0].get_parameter(n), m) for n, m in start.items())
+    one, other = wide.step(nodes), narrow.step(nodes)
+    assert other.grad_norm == pytest.approx(one.grad_norm, rel=0.1)
+    assert other.logprob_gap_max < 0.1
+    state, wanted = narrow.state_dict(), wide.state_dict()
+    for name, master in state["masters"].items():
+        gradient = state["moments"][name]["exp_avg"] / 0.1
+        torch.testing.assert_close(
+            gradient, wanted["moments"][name]["exp_avg"] / 0.1, atol=0.05 * one.grad_norm, rtol=0.1
+        )
+        assert (gradient.dtype, master.dtype) == (torch.float32, torch.float32)
+        moved = gradient.abs() > 1e-4
+        # The step is lr to within 1 %: far below a bf16 unit in the last place of most weights.
+        step = (master - start[name]).abs()[moved]
+        torch.testing.assert_close(step, torch.full_like(step, 5e-6), atol=3e-7, rtol=0)
+        assert torch.equal(models[1].get_parameter(name), master.to(torch.bfloat16))
+    narrow.restore_dtype()
+    assert models[1].dtype == torch.bfloat16
+
+
+def test_a_model_given_in_float32_comes_back_so_from_bf16_compute() -> None:
+    model = make_model()
+    policy = Policy(0, model, replace(SETTINGS, compute_dtype="bfloat16"))
+    policy.step(minibatch(rounded(make_model())))
+    sent = {name: tensor.float() for name, tensor in policy.wire_tensors().items()}
+    policy.restore_dtype()
+    assert model.dtype == torch.float32
+    assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in sent.items())
+
+
 @pytest.mark.parametrize("wire", [BF16, F32])
 def test_a_frozen_policy_takes_no_step_and_keeps_the_weights_that_it_is_sampled_with(
     wire: TensorDtype,
