@@ -35,6 +35,7 @@ from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
 from antiphon.learner.optimization_config import PER_AGENT, Decay, Norm, SchedulerType, Steps
 from antiphon.learner.per_agent import check_per_agent, of_agent
+from antiphon.learner.dataset_settings import DatasetSettings
 from antiphon.learner.prompt_config import check_prompt_settings
 from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
@@ -99,25 +100,6 @@ class RewardSettings(FunctionSettings):
 
     processor: str | None = None
     """Function from a raw reward to the one trained on, ``module:function``."""
-
-
-class DatasetSettings(_Section):
-    """`[dataset]`: where the tasks come from; exactly one of path, name and prompts."""
-
-    path: Path | None = None
-    """File of rows: `.json` (a list), `.jsonl`, `.csv` (all values text) or `.parquet`."""
-    name: str | None = None
-    """Dataset of the hub, or a folder written by `save_to_disk`."""
-    config: str | None = None
-    """Configuration of a dataset of the hub."""
-    split: str = "train"
-    """Split of `name`."""
-    prompts: tuple[str, ...] = ()
-    """Prompts themselves, one task each."""
-    columns: Mapping[str, str] = Field(default_factory=dict)
-    """Renames columns: new name to name in the data, as ``{prompt = "question"}``."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use the first rows only."""
 
 
 class EvaluationSettings(_Section):
