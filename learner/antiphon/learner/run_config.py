@@ -33,9 +33,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
+from antiphon.learner.dataset_settings import DatasetSettings
 from antiphon.learner.optimization_config import PER_AGENT, Decay, Norm, SchedulerType, Steps
 from antiphon.learner.per_agent import check_per_agent, of_agent
-from antiphon.learner.dataset_settings import DatasetSettings
 from antiphon.learner.prompt_config import check_prompt_settings
 from antiphon.learner.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
