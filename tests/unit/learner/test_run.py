@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.trees import make_node
 
 from antiphon.clients.types import EvaluationResult, RunState, Task
 from antiphon.learner.checkpoints import Cursor
@@ -105,6 +106,7 @@ def run_of(
     checkpoints: Between | None = None,
     limits: Any = None,
     evaluations: Any = None,
+    policies: Sequence[Sequence[int]] = ((0,), (1,)),
     **config: Any,
 ) -> TrainingRun:
     async def inline(function: Callable[[], Any], what: str) -> Any:
@@ -115,8 +117,8 @@ def run_of(
         tasks=Tasks([{"prompt": prompt} for prompt in prompts]),
         rollout=story,  # type: ignore[arg-type]
         updates=story,  # type: ignore[arg-type]
-        publishers=[story.publisher(agent) for agent in range(2)],
-        policies=[(0,), (1,)],
+        publishers=[story.publisher(agents[0]) for agents in policies],
+        policies=policies,
         record=story,  # type: ignore[arg-type]
         status=story,  # type: ignore[arg-type]
         control=control,
@@ -381,3 +383,27 @@ async def test_a_limit_ends_the_run_in_order_after_a_batch(batches: int) -> None
     assert [line[5:] for line in story.told if line.startswith("grow")] == told
     assert story.versions == [len(told) + 1] * 2
     assert between.told[-1] == "finished"
+
+
+async def test_nodes_of_a_shared_policy_enter_in_pre_order_with_agents_ascending() -> None:
+    """One buffer, one publish, and every agent that it plays has the new version."""
+    root = make_node([0.0, 1.0], children={0: make_node([0.0, 1.0], path=(0,))})
+    entered: list[Any] = []
+
+    class Shared(Story):
+        async def grow(self, epoch: int, rows: Sequence[Row]) -> Grown:
+            return Grown(roots=[root])
+
+        async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+            entered.extend(samples)
+            return [AgentUpdate(0, [([], STEP)])]  # type: ignore[list-item]
+
+    story = Shared()
+    await run_of(story, RunControl(), "x", policies=[(0, 1)]).train()
+    (samples,) = entered
+    assert [(s.path, s.agent) for s in samples] == [((), 0), ((), 1), ((0,), 0), ((0,), 1)]
+    assert [line for line in story.told if line.startswith("publish")] == [
+        "publish 0 v1",
+        "publish 0 v2",
+    ]
+    assert [(a.weights_version, a.optimizer_steps) for a in story.agents] == [(2, 1)] * 2

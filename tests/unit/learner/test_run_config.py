@@ -166,3 +166,51 @@ def test_the_resolved_run_is_json_and_reads_back(tmp_path: Path) -> None:
     assert again.agents == config.agents
     assert again.magrpo.num_train_epochs == 1
     assert again.server == config.server
+
+
+ONE = """
+[magrpo]
+num_agents = 3
+num_turns = 1
+{magrpo}
+{agents}
+[reward]
+function = "tasks:reward"
+[dataset]
+prompts = ["a", "b"]
+{more}
+"""
+AGENT = '[[agents]]\nmodel = "{}"\naddresses = ["{}:1"]\n'
+
+
+def test_one_shared_model_plays_as_many_agents_as_are_said(tmp_path: Path) -> None:
+    agent = AGENT.format("m", "a")
+    text = ONE.format(magrpo="shared_policy = true", agents=agent, more="")
+    config = _load(tmp_path, text)
+    assert (config.num_agents, len(config.players)) == (3, 3)
+    assert [config.learning_rate(agent) for agent in range(3)] == [5e-6] * 3
+    assert config.resolved()["magrpo"]["num_agents"] == 3
+    listed = "".join(AGENT.format("m", host) for host in "abc")
+    config = _load(tmp_path, ONE.format(magrpo="shared_policy = true", agents=listed, more=""))
+    assert [player.addresses[0].address for player in config.players] == ["a:1", "b:1", "c:1"]
+    other = agent + AGENT.format("other", "b") + AGENT.format("m", "c")
+    with pytest.raises(FieldError, match=r"agents\[1\].model: got 'other', wanted 'm'"):
+        _load(tmp_path, ONE.format(magrpo="shared_policy = true", agents=other, more=""))
+    with pytest.raises(FieldError, match=r"magrpo\.num_agents: got 3"):
+        _load(tmp_path, ONE.format(magrpo="", agents=agent, more=""))
+
+
+def test_a_centralised_model_answers_for_as_many_agents_as_are_said(tmp_path: Path) -> None:
+    agent, more = AGENT.format("m", "a"), '[centralized]\nadapter = "tasks:Adapter"'
+    config = _load(tmp_path, ONE.format(magrpo="", agents=agent, more=more))
+    assert config.centralized is not None
+    assert config.centralized.adapter == "tasks:Adapter"
+    assert (config.num_agents, len(config.players)) == (3, 1)
+    for magrpo, agents, got in (
+        ("shared_policy = true", agent, "shared_policy"),
+        ("", agent * 2, "2 .*agents"),
+    ):
+        text = ONE.format(magrpo=magrpo, agents=agents, more=more)
+        text = text.replace("num_agents = 3", "") if "2" in got else text
+        with pytest.raises(FieldError, match=f"centralized: got .*{got}"):
+            _load(tmp_path, text)
