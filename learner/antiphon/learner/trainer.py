@@ -27,7 +27,7 @@ from antiphon.learner.data import Tasks
 from antiphon.learner.description import described
 from antiphon.learner.evaluate_alone import evaluate
 from antiphon.learner.evaluation_setup import evaluation_setup
-from antiphon.learner.formatters import Prompts
+from antiphon.learner.formatters import Formatter, Prompts
 from antiphon.learner.launch import train
 from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.resume import ended_for_good, open_run
@@ -87,7 +87,7 @@ class MAGRPOTrainer:
         eval_dataset: Any = None,
         reward_func: Callable[..., Any] | None = None,
         reward_processor: Callable[[float], Any] | None = None,
-        formatters: Callable[..., str] | Sequence[Callable[..., str]] | None = None,
+        formatters: Formatter | Sequence[Formatter | None] | None = None,
         external_transition: Callable[..., Any] | None = None,
         wandb_config: Mapping[str, Any] | None = None,
         eval_logger: Callable[..., Any] | None = None,
