@@ -12,6 +12,7 @@ from itertools import islice
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.generation import GenerationClient
 from antiphon.clients.types import FieldError, Phase, SamplingParameters
+from antiphon.learner.adapters import sent_tensors
 from antiphon.learner.agents import Agent
 from antiphon.learner.best_models import BestModels
 from antiphon.learner.buffer import RolloutBuffer
@@ -50,7 +51,6 @@ from antiphon.learner.stages import StageClock
 from antiphon.learner.status import RunStatus
 from antiphon.learner.step_plan import schedule_notes
 from antiphon.learner.updates import Updates
-from antiphon.services.common.tensors import wire_tensors
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Assembly:
             AgentPublisher(
                 identity,
                 agents[0],
-                partial(wire_tensors, setup.agents[agents[0]].model),
+                partial(sent_tensors, setup.agents[agents[0]].model),
                 config.tensor_dtype,
                 replicas[number],
                 timeout=config.push_timeout,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from antiphon.clients.errors import CallError
 from antiphon.clients.types import FieldError, ModelInfo, PushKind
+from antiphon.learner.adapters import is_adapted
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.replicas import Replica
 from antiphon.services.common.models import context_length, tokenizer_fingerprint
@@ -26,6 +27,7 @@ class Needs:
     vocabulary_size: int
     tokenizer_fingerprint: bytes | None
     full_logprobs: bool
+    adapter: bool = False
 
 
 def needs_of(
@@ -39,7 +41,7 @@ def needs_of(
     head = model.get_output_embeddings()
     size = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
     fingerprint = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
-    return Needs(agent, int(size), fingerprint, full_logprobs)
+    return Needs(agent, int(size), fingerprint, full_logprobs, is_adapted(model))
 
 
 async def model_infos(
@@ -84,6 +86,7 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
     can = info.capabilities
     offers = {
         "full pushes of weights": PushKind.FULL in can.push_kinds,
+        "pushes of LoRA adapters": PushKind.ADAPTER in can.push_kinds or not needs.adapter,
         "prompts as token ids": can.token_ids,
         "log-probabilities of what it samples": can.logprobs,
         'log-probabilities of the full softmax (logprob_support "full")': (

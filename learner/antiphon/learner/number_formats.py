@@ -45,7 +45,7 @@ def to_compute_dtype(
 
     Args:
         model: Changed in place.
-        sent: Its tensors that go over the wire.
+        sent: Its tensors that go over the wire, sharing its memory.
         wire: Their number format there.
         compute: A ComputeDtype, no narrower than `wire`.
     """

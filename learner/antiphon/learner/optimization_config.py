@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from antiphon.learner.early_stop import StopRule
+from antiphon.learner.lora_config import LoraSettings
 from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.per_agent import PerAgent, of_agent
 from antiphon.learner.schedules import Schedule, warmup_of
@@ -32,6 +33,7 @@ Decay = Annotated[NotNegative | None, OrNone]
 Norm = Annotated[Annotated[float, Field(gt=0)] | None, OrNone]
 Steps = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Lora = Annotated[LoraSettings | None, OrNone]
 
 PER_AGENT = (
     "agent_learning_rate",
@@ -41,6 +43,7 @@ PER_AGENT = (
     "weight_decay",
     "max_grad_norm",
     "trainable",
+    "lora",
 )
 """Settings that may differ by agent."""
 
@@ -95,6 +98,9 @@ class OptimizationConfig(BaseModel):
     trainable: PerAgent[bool] = True
     """False freezes an agent: it is sampled with the weights that it starts with, and takes no
     optimiser step. One value or a list."""
+    lora: PerAgent[Lora] = None
+    """A LoRA adapter to train instead of the whole model; None trains the model. Needs the extra
+    `lora`. One table, or a list with one (or ``"none"``) per agent."""
 
     # When the run ends early.
     max_steps: OptionalCount = None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphon.clients.types import FieldError, TensorDtype
+from antiphon.learner.adapters import base_of, check_adapted, is_adapted, sent_tensors
 from antiphon.learner.logprobs import (
     Row,
     collate,
@@ -35,7 +36,6 @@ from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.recompute import layers_of, recomputed
 from antiphon.learner.reference import reference_kl_loss
 from antiphon.learner.samples import TrainingSample
-from antiphon.services.common import tensors
 
 MICRO_BATCH_TOKENS = 1024
 
@@ -126,6 +126,8 @@ class Policy:
         self.model = model
         self.settings = settings
         self.wire_dtype = wire_dtype
+        if is_adapted(model):
+            check_adapted(agent, model)
         self._training = {module: module.training for module in model.modules()}
         stored = model.state_dict(keep_vars=True).keys()
         self._dtypes = {n: tensor.dtype for n, tensor in floating(model) if n in stored}
@@ -139,7 +141,7 @@ class Policy:
                 "requires_grad on what is to be trained",
             )
         model.eval()
-        to_compute_dtype(model, self.wire_tensors(), wire_dtype, settings.compute_dtype)
+        to_compute_dtype(base_of(model), self.wire_tensors(), wire_dtype, settings.compute_dtype)
         self._optimizer = MasterOptimizer(self._parameters, settings, wire_dtype=wire_dtype)
         # Gradients of micro-batches are added in float32.
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
@@ -204,8 +206,11 @@ class Policy:
         )
 
     def wire_tensors(self) -> dict[str, Tensor]:
-        """The weights to publish by name, sharing the model's memory, exact in `wire_dtype`."""
-        return tensors.wire_tensors(self.model)
+        """The weights to publish by name, sharing the model's memory, exact in `wire_dtype`.
+
+        With an adapter: those of the base and the adapter's, as `adapters.sent_tensors` names them.
+        """
+        return sent_tensors(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """All that bitwise continuation needs, as tensors and numbers; tensors are live."""

@@ -2,6 +2,10 @@
 
 A version counts as published when every replica has said that it applied it. A replica that lost
 its weights is sent the present version again.
+
+Of an agent with a LoRA adapter only the adapter is sent, in a push of kind ADAPTER; a replica that
+lacks its base (PUSH_BASE_MISMATCH) gets base and adapter together, in one of kind FULL. Both have
+the same digest, that of all tensors. The base is frozen and is encoded once more only then.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from antiphon.clients.types import (
 )
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.replicas import Replica, RunIdentity, raise_explained
+from antiphon.services.common.lora import adapter_dtype, is_adapter_tensor
 from antiphon.services.common.tensors import to_bytes
 
 
@@ -46,8 +51,11 @@ class Publication:
 
 @dataclass(frozen=True)
 class _Encoded:
+    """A push. `whole` makes that of all tensors, where this one is of an adapter alone."""
+
     header: PushHeader
     buffers: tuple[memoryview, ...]
+    whole: Callable[[], _Encoded] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -82,6 +90,7 @@ class AgentPublisher:
         self._dtype = dtype
         self._replicas = replicas
         self._timeout = timeout
+        self._base: tuple[TensorSpec, ...] = ()
         self._digest = b""
         self._resumed_digest: bytes | None = None
         self.version = 0
@@ -105,9 +114,9 @@ class AgentPublisher:
         return Publication(
             agent=self._agent,
             version=self.version,
-            nbytes=encoded.nbytes * len(self._replicas),
+            nbytes=sum(push.result()[0] for push in pushes),
             seconds=time.monotonic() - start,
-            pause_seconds=max(push.result() for push in pushes),
+            pause_seconds=max(push.result()[1] for push in pushes),
         )
 
     async def push_again(self, replica: Replica) -> None:
@@ -145,30 +154,69 @@ class AgentPublisher:
 
     def _encode(self, version: int) -> _Encoded:
         tensors = dict(sorted(self._tensors().items()))
-        buffers = tuple(to_bytes(tensor, self._dtype) for tensor in tensors.values())
-        specs = tuple(
-            TensorSpec(name, self._dtype, tuple(tensor.shape), tensor_checksum(buffer))
-            for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
+        adapter = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
+        if not adapter:
+            return self._encoded(version, PushKind.FULL, tensors)
+        if not self._base:
+            base = {name: t for name, t in tensors.items() if name not in adapter}
+            self._base = self._specs(base, self._buffers(base))
+        return self._encoded(
+            version,
+            PushKind.ADAPTER,
+            adapter,
+            base=self._base,
+            whole=lambda: self._encoded(version, PushKind.FULL, tensors),
         )
+
+    def _encoded(
+        self,
+        version: int,
+        kind: PushKind,
+        tensors: Mapping[str, Tensor],
+        *,
+        base: tuple[TensorSpec, ...] = (),
+        whole: Callable[[], _Encoded] | None = None,
+    ) -> _Encoded:
+        buffers = self._buffers(tensors)
+        specs = self._specs(tensors, buffers)
         header = PushHeader(
             run_id=self._identity.run_id,
             incarnation=self._identity.incarnation,
             agent=self._agent,
             version=version,
-            digest=weights_digest(specs),
-            kind=PushKind.FULL,
+            digest=weights_digest((*base, *specs)),
+            kind=kind,
             tensors=specs,
+            base_digest=weights_digest(base) if base else b"",
         )
-        return _Encoded(header, buffers)
+        return _Encoded(header, buffers, whole)
 
-    async def _push(self, replica: Replica, encoded: _Encoded) -> float:
-        """Push to one replica; returns the seconds in which it could not generate."""
+    def _buffers(self, tensors: Mapping[str, Tensor]) -> tuple[memoryview, ...]:
+        return tuple(to_bytes(t, adapter_dtype(name, self._dtype)) for name, t in tensors.items())
+
+    def _specs(
+        self, tensors: Mapping[str, Tensor], buffers: Sequence[memoryview]
+    ) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(
+                name,
+                adapter_dtype(name, self._dtype),
+                tuple(tensor.shape),
+                tensor_checksum(buffer),
+            )
+            for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
+        )
+
+    async def _push(self, replica: Replica, encoded: _Encoded) -> tuple[int, float]:
+        """Push to one replica; returns bytes, and the seconds in which it could not generate."""
         header = encoded.header
         try:
             result = await replica.client.push_weights(
                 header, encoded.buffers.__getitem__, timeout=self._timeout
             )
         except CallError as error:
+            if error.reason == "PUSH_BASE_MISMATCH" and encoded.whole is not None:
+                return await self._push(replica, await asyncio.to_thread(encoded.whole))
             raise_explained(error, self._identity, self._agent)
         if (result.weights_version, result.digest) != (header.version, header.digest):
             raise ContractError(
@@ -181,4 +229,4 @@ class AgentPublisher:
         replica.acknowledged = LoadedWeights(
             self._identity.run_id, self._identity.incarnation, header.version, header.digest
         )
-        return result.pause_seconds
+        return encoded.nbytes, result.pause_seconds

@@ -113,6 +113,7 @@ REFUSED: Mapping[str, str] = {
     "adam_beta2": _MOMENTS,
     "adam_epsilon": _MOMENTS,
     "compute_dtype": "completions and steps before and after would be rounded differently",
+    "lora": "the checkpoint holds the other adapter, or the whole model",
     "trainable": "a frozen agent has no moments in the checkpoint",
     "max_staleness": _STEPS,
     "loss_normalization": _ONE_RUN,

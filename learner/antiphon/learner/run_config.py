@@ -34,7 +34,14 @@ from antiphon.clients.endpoint import Endpoint, Tls
 from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig, resolve_num_agents, stated_num_agents
 from antiphon.learner.dataset_settings import DatasetSettings
-from antiphon.learner.optimization_config import PER_AGENT, Decay, Norm, SchedulerType, Steps
+from antiphon.learner.optimization_config import (
+    PER_AGENT,
+    Decay,
+    Lora,
+    Norm,
+    SchedulerType,
+    Steps,
+)
 from antiphon.learner.per_agent import check_per_agent, of_agent
 from antiphon.learner.prompt_config import check_prompt_settings
 from antiphon.learner.trackers.settings import WandbConfig
@@ -74,6 +81,8 @@ class AgentSettings(_Section):
     """Where its gradient is clipped, if not at `magrpo.max_grad_norm`; ``"none"`` nowhere."""
     trainable: bool | None = None
     """Whether it is trained or frozen, where it is not `magrpo.trainable`."""
+    lora: Lora = None
+    """Its LoRA adapter, where it is not `magrpo.lora`; ``"none"`` trains the whole model."""
 
     @field_validator("model", "tokenizer")
     @classmethod
@@ -138,7 +147,10 @@ class RunSettings(_Section):
     name: str | None = None
     """Name of the run's folder; none: date and time. Where it is taken, a number is added."""
     save_models: bool = True
-    """Save the trained models at the end, in `agent_0`, `agent_1`, ..."""
+    """Save the trained models at the end, in `agent_0`, `agent_1`, ...; of one that is trained
+    through LoRA the adapter."""
+    merge_adapters: bool = False
+    """Save models with their adapters in their weights too, in `agent_0/merged`, ..."""
     threads: int | None = Field(default=None, ge=1)
     """Cores to share out among the processes of this run; none: all that this process may use."""
     log_format: Literal["text", "json"] = "text"

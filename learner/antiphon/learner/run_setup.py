@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
+from antiphon.learner.adapters import base_of, is_adapted, merged
 from antiphon.learner.config import MAGRPOConfig, TrackerName
 from antiphon.learner.data import Tasks
 from antiphon.learner.evaluation_setup import EvaluationSetup, check_evaluation
@@ -62,7 +63,8 @@ class RunSetup:
     `reward` and `transition` are the user's functions, run in this process, or where a service is.
     `open_progress` opens the display when the run starts. `threads` cores are shared out: among the
     services that this run starts while they generate, among the updates while those run.
-    `generation_arguments` go to every service that it starts.
+    `generation_arguments` go to every service that it starts. `merge_adapters` saves models with
+    their adapters in their weights too.
     `trackers` are told the metrics, as `wandb` says. With `centralized` the one agent writes the
     joint answer of several roles. `evaluation` None evaluates nothing.
     """
@@ -78,6 +80,7 @@ class RunSetup:
     server: ServerSettings = field(default_factory=lambda: ServerSettings.model_validate({}))
     threads: int = field(default_factory=usable_cores)
     save_models: bool = False
+    merge_adapters: bool = False
     generation_arguments: tuple[str, ...] = ()
     trackers: tuple[TrackerName, ...] = ()
     wandb: WandbConfig = field(default_factory=WandbConfig)
@@ -183,7 +186,9 @@ def save_policies(setup: RunSetup, folder: Path) -> None:
     with _without_bars():
         for number, *_ in setup.policies:
             agent = setup.agents[number]
-            save_agent(folder / f"agent_{number}", agent.model, agent.tokenizer)
+            save_agent(
+                folder / f"agent_{number}", agent.model, agent.tokenizer, merge=setup.merge_adapters
+            )
 
 
 @contextmanager
@@ -200,16 +205,29 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def save_agent(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Save a trained model with its tokenizer, to be loaded by `from_pretrained`.
+def save_agent(
+    folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase, *, merge: bool = False
+) -> None:
+    """Save a trained model with its tokenizer.
 
-    A model that was loaded from a GGUF file counts as quantised and would refuse; its weights are
-    plain numbers by now, so that mark is taken off.
+    A model is to be loaded by `from_pretrained`. Of one with an adapter the adapter is saved, as
+    peft loads it onto the base; with `merge` the model with the adapter in its weights too, in the
+    folder `merged`. A model that was loaded from a GGUF file counts as quantised and would refuse;
+    its weights are plain numbers by now, so that mark is taken off.
+
+    Raises:
+        FieldError: The adapter cannot be merged.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if getattr(model, "hf_quantizer", None) is not None:
-        model.hf_quantizer = None
-    if getattr(model.config, "quantization_config", None) is not None:
-        del model.config.quantization_config
-    model.save_pretrained(folder)
+    base = base_of(model)
+    if getattr(base, "hf_quantizer", None) is not None:
+        base.hf_quantizer = None
+    if getattr(base.config, "quantization_config", None) is not None:
+        del base.config.quantization_config
+    if is_adapted(model):
+        if merge:
+            save_agent(folder / "merged", merged(model), tokenizer)
+        model.save_pretrained(folder, save_embedding_layers=False)
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -12,6 +12,7 @@ import torch
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import RunState
+from antiphon.learner.adapters import with_adapter
 from antiphon.learner.agent_models import check_vocabulary
 from antiphon.learner.centralized import Centralized, TaggedAdapter
 from antiphon.learner.checkpoint_settings import checkpoint_settings
@@ -21,6 +22,7 @@ from antiphon.learner.dataset_sources import open_dataset
 from antiphon.learner.evaluation_setup import EvaluationSetup, evaluation_setup
 from antiphon.learner.formatters import Prompts
 from antiphon.learner.launch import train
+from antiphon.learner.per_agent import of_agent
 from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.resume import ended_for_good, open_run
 from antiphon.learner.run_config import AgentSettings, FunctionSettings, RunConfig
@@ -99,6 +101,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         server=config.server,
         threads=config.run.threads or usable_cores(),
         save_models=config.run.save_models,
+        merge_adapters=config.run.merge_adapters,
         trackers=trackers_of(config.magrpo.trackers, config.wandb),
         wandb=config.wandb or WandbConfig(),
         centralized=centralized_from(config, prompts),
@@ -120,6 +123,8 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
         model = load_model(settings.model, dtype=torch.float32, gguf_file=settings.gguf_file)
         tokenizer = _tokenizer(settings)
         check_vocabulary(number, model, tokenizer)
+        if lora := of_agent(config.training.lora, number):
+            model = with_adapter(model, lora, agent=number, seed=config.magrpo.seed)
         agents.append(
             AgentSetup(
                 model.to(settings.device or devices[number]),

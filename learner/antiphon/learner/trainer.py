@@ -12,6 +12,7 @@ import torch
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
+from antiphon.learner.adapters import with_adapter
 from antiphon.learner.agent_models import (
     agent_sources,
     check_vocabulary,
@@ -29,6 +30,7 @@ from antiphon.learner.evaluate_alone import evaluate
 from antiphon.learner.evaluation_setup import evaluation_setup
 from antiphon.learner.formatters import Formatter, Prompts
 from antiphon.learner.launch import train
+from antiphon.learner.per_agent import check_per_agent, of_agent
 from antiphon.learner.progress import Silent, open_progress
 from antiphon.learner.resume import ended_for_good, open_run
 from antiphon.learner.run_folder import RunFolder
@@ -165,6 +167,11 @@ class MAGRPOTrainer:
         tasks = Tasks(train_dataset, order=self.args.row_order)
         endpoints = _endpoints(generation_addresses, len(sources))
         self.agents = load_agents(sources, self.model_config)
+        players = len(sources) if self.centralized else self.num_agents
+        check_per_agent("lora", self.args.lora, players, self.args.policies(players))
+        for number, model in enumerate(self.agents):
+            if lora := of_agent(self.args.lora, number):
+                self.agents[number] = with_adapter(model, lora, agent=number, seed=self.args.seed)
         devices = resolve_devices(
             self.args.agent_devices, len(sources), cuda_devices=torch.cuda.device_count()
         )
@@ -335,15 +342,21 @@ class MAGRPOTrainer:
             self._run_id = folder.run_id
             yield folder
 
-    def save_model(self, output_dir: str | Path) -> None:
+    def save_model(self, output_dir: str | Path, *, merge_adapters: bool = False) -> None:
         """Save every agent with its tokenizer in `output_dir`/agent_0, agent_1, ...
 
         Each folder loads with `AutoModelForCausalLM.from_pretrained`. A model that plays several
-        agents is saved once, in `agent_0`.
+        agents is saved once, in `agent_0`. Of an agent that is trained through LoRA the adapter is
+        saved, to be loaded with `PeftModel.from_pretrained` onto its base.
+
+        Args:
+            output_dir: Made where it is missing.
+            merge_adapters: Save models with their adapters in their weights too, in
+                `agent_0/merged`, ..., rounded to the model's number format.
         """
         for number, *_ in self._setup.policies:
             folder = Path(output_dir) / f"agent_{number}"
-            save_agent(folder, self.agents[number], self.tokenizers[number])
+            save_agent(folder, self.agents[number], self.tokenizers[number], merge=merge_adapters)
 
 
 def _one_of(
