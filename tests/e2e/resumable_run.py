@@ -1,6 +1,7 @@
 """A run of tiny models as a script, which kills itself where it is told to.
 
 python -m tests.e2e.resumable_run FOLDER [--resume] [--end KILL|TERM|ERROR PLACE:N]
+    [--addresses ADDRESS ADDRESS]
 
 It trains in FOLDER/runs and saves the agents in FOLDER/trained. When it comes to PLACE the N-th
 time, counted from 1 within this process, it sends itself SIGKILL or SIGTERM, or raises an error.
@@ -129,6 +130,7 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--resume", action="store_true")
     arguments.add_argument("--end", nargs=2, default=["KILL", "nowhere:1"])
+    arguments.add_argument("--addresses", nargs=2)
     given = arguments.parse_args()
     how, at = given.end
     place, _, number = at.rpartition(":")
@@ -165,6 +167,7 @@ def main() -> None:
         args=CONFIG.replace(**(WITHOUT_PERIOD if NO_PERIOD in os.environ else {})),
         run_directory=given.folder / "runs",
         run_name="run",
+        generation_addresses=given.addresses,
         threads=2,
     )
     trainer.train(resume_from_checkpoint=given.resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.e2e.resumable_run import NO_PERIOD
 from tests.support import run_folders
+from tests.support.models import tiny_folder
 from tests.support.processes import Processes
 
 from antiphon.learner.rollout_reader import read_trees
@@ -173,3 +175,23 @@ def test_a_run_that_ends_before_its_time_is_saved_first_and_goes_on_from_there(
     assert [path.name for path in checkpoints.iterdir()] == [checkpoint]
     finish(processes, tmp_path)
     assert_same(tmp_path, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_services_that_outlive_a_killed_learner_serve_the_resumed_one_its_own_weights(
+    uninterrupted: Path, processes: Processes, tmp_path: Path
+) -> None:
+    """S7: they hold a later version of the dead learner's; nothing is sampled from it."""
+    model = tiny_folder(tmp_path / "model")
+    options = ("--no-weights", "--model", str(model), "--threads", "1")
+    services = [processes.serve(f"agent-{n}", "generation", *options) for n in range(2)]
+    addresses = ["--addresses", *(service.address(timeout=200) for service in services)]
+    # The third publish of both agents is applied, its checkpoint is not written any more.
+    kill(processes, tmp_path, "checkpoint component:9", *addresses)
+    code, log = run(processes, tmp_path, "--resume", *addresses)
+    assert code == 0, log
+    assert "runs/run/checkpoints/checkpoint-00000002\n" in log
+    assert_same(tmp_path, uninterrupted)
+    stored = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
+    assert stored["incarnation"] == 2

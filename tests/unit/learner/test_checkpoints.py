@@ -185,11 +185,12 @@ async def test_who_asks_is_told_the_path_after_the_next_publish(folder: RunFolde
     first, second = run.control.ask_checkpoint(), run.control.ask_checkpoint()
     run.checkpoints.batch_begins()
     assert not first.done()
+    run.record.prompts_done = 2
     run.checkpoints.batch_trained(1, 2, end_of_epoch=False)
     await run.checkpoints.batch_done(1, 2, end_of_epoch=False)
     assert first.result() == second.result()
-    assert Path(first.result()).is_dir()
-    assert len(list(run.store.directory.iterdir())) == 1
+    assert first.result() == str(run.store.directory / "checkpoint-00000002")
+    assert run.saved() == [2]
 
 
 async def test_who_asks_in_vain_is_told_that_the_run_has_ended(folder: RunFolder) -> None:
