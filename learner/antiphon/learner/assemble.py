@@ -125,6 +125,8 @@ class Assembly:
         rollout = self._rollout(served, judges)
         evaluations = self._evaluations(served, judges)
         updates = self._updates(policies)
+        if references is not None:
+            self._context.checkpoints.add("reference", references.references)
         await self._restore(policies, publishers)
         return TrainingRun(
             self._config,

@@ -20,20 +20,21 @@ The reference is the policy's weights as they are on the wire when training star
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import Completion, FieldError, TensorDtype
 from antiphon.learner.config import MAGRPOConfig, resolve_devices
 from antiphon.learner.logprobs import MicroBatch, Row, plain_logprobs
 from antiphon.learner.samples import TrainedCompletion
 from antiphon.learner.tree import Node, ReferenceTerm
 from antiphon.services.common.sampling import full_logprobs
-from antiphon.services.common.tensors import TORCH_DTYPES, wire_tensors
+from antiphon.services.common.tensors import TORCH_DTYPES, tensor_specs, wire_tensors
 
 OFFLOAD = "offload"
 """As a device: held in main memory, and brought to the policy's device while it computes."""
@@ -79,13 +80,18 @@ class Reference:
     """A frozen copy of a model.
 
     Args:
+        agent: The agent whose policy it is a copy of, the first of several.
         model: The policy's model as it is now, its weights those on the wire.
         device: Where the copy is held and computes, None for the model's own; OFFLOAD holds it in
             main memory, in the wire's number format, and computes on the model's device.
         wire_dtype: Number format of weights on the wire.
     """
 
-    def __init__(self, model: nn.Module, device: str | None, wire_dtype: TensorDtype) -> None:
+    def __init__(
+        self, agent: int, model: nn.Module, device: str | None, wire_dtype: TensorDtype
+    ) -> None:
+        self._agent = agent
+        self._wire_dtype = wire_dtype
         own = next(model.parameters()).device
         self.device = own if device in (None, OFFLOAD) else torch.device(device)
         self._model = copy.deepcopy(model).requires_grad_(False).eval().to(self.device)
@@ -106,6 +112,26 @@ class Reference:
     def nbytes(self) -> int:
         """Bytes that its weights take while it does not compute."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The digest of its weights as on the wire; the weights are those of the run's model."""
+        held = self._tensors if self._held is None else self._held
+        return {"digest": weights_digest(tensor_specs(held, self._wire_dtype)).hex()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that this is the reference that the run began with.
+
+        Raises:
+            FieldError: It has other weights, so the model that was given has been trained since.
+        """
+        own = self.state_dict()["digest"]
+        if own != state["digest"]:
+            raise FieldError(
+                f"agents[{self._agent}]",
+                f"weights with digest {own[:12]}",
+                f"{state['digest'][:12]}, those of the model that the run began with: its "
+                "reference KL is measured against them",
+            )
 
     def logprobs(
         self, rows: Sequence[Row], *, tokens: int, size: int | None = None
@@ -150,6 +176,9 @@ class Each(Protocol):
 class References:
     """The references of all policies. Measures trees before the update that they lead to.
 
+    Attributes:
+        references: One per policy.
+
     Args:
         policies: The policies in training.
         references: The reference of each.
@@ -168,7 +197,7 @@ class References:
         size: int | None = None,
     ) -> None:
         self._policies = policies
-        self._references = references
+        self.references = references
         self._agents = agents
         self._tokens = tokens
         self._size = size
@@ -196,7 +225,7 @@ class References:
         completions = [completion for group in groups for completion in group]
         rows = [_row(completion) for completion in completions]
         tokens, size = self._tokens, self._size
-        reference = self._references[policy].logprobs(rows, tokens=tokens, size=size)
+        reference = self.references[policy].logprobs(rows, tokens=tokens, size=size)
         model = self._policies[policy].model
         device = next(model.parameters()).device
         unknown = [r for r, c in zip(rows, completions, strict=True) if not _engines(c)]

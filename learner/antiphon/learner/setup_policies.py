@@ -34,7 +34,10 @@ def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | N
     devices = reference_devices(config, setup.num_agents)
     return References(
         policies,
-        [Reference(policy.model, devices[policy.agent], policy.wire_dtype) for policy in policies],
+        [
+            Reference(policy.agent, policy.model, devices[policy.agent], policy.wire_dtype)
+            for policy in policies
+        ],
         setup.policies,
         tokens=policies[0].settings.micro_batch_tokens,
         size=config.micro_batch_size,

@@ -14,7 +14,7 @@ from tests.support.trees import make_completion, make_node
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphon.clients.types import TensorDtype
+from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.logprobs import Row
 from antiphon.learner.policy import Policy, PolicySettings
 from antiphon.learner.reference import OFFLOAD, Reference, References, k3
@@ -85,7 +85,7 @@ ROWS = [((5,), (20, 21, 2)), ((6, 7, 8, 9), (2,)), ((5,), (22, 2)), ((30, 31), (
 def test_a_reference_answers_as_the_start_weights_whatever_the_policy_becomes(device: str) -> None:
     policy = make_policy()
     start = copy.deepcopy(policy.model)
-    reference = Reference(policy.model, device, BF16)
+    reference = Reference(0, policy.model, device, BF16)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.5)
@@ -99,7 +99,7 @@ def test_a_reference_answers_as_the_start_weights_whatever_the_policy_becomes(de
 
 def test_an_offloaded_reference_rests_in_the_wires_format_and_loses_nothing() -> None:
     policy = make_policy()
-    held, offloaded = (Reference(policy.model, device, BF16) for device in ("cpu", OFFLOAD))
+    held, offloaded = (Reference(0, policy.model, device, BF16) for device in ("cpu", OFFLOAD))
     assert offloaded.nbytes * 2 == held.nbytes
     one, two = (r.logprobs(rows_of(*ROWS), tokens=64) for r in (held, offloaded))
     assert one == two
@@ -142,7 +142,7 @@ async def test_every_completion_of_a_tree_is_measured_under_its_own_policy(
     agents: tuple[tuple[int, ...], ...],
 ) -> None:
     policies = [make_policy(seed) for seed in range(len(agents))]
-    references = [Reference(p.model, "cpu", BF16) for p in policies]
+    references = [Reference(0, p.model, "cpu", BF16) for p in policies]
     start = [copy.deepcopy(p.model) for p in policies]
     moved = [make_policy(seed + 7).model for seed in range(len(agents))]
     roots = [tree(), tree()]
@@ -167,10 +167,20 @@ async def test_what_the_engine_said_of_the_policy_counts_where_it_said_it() -> N
     told, silent = node.completions[0]
     said = (-1.0, -2.0)
     node.completions = ((replace(told, full_logprobs_temperature_1=said), silent),)
-    made = References([policy], [Reference(policy.model, "cpu", BF16)], [(0,)], tokens=64)
+    made = References([policy], [Reference(0, policy.model, "cpu", BF16)], [(0,)], tokens=64)
     await made.measure([node], lambda function: in_turn(function, 1))
     first, second = node.references[0]
     reference = by_hand(policy.model, told.prompt_token_ids, told.token_ids)
     by_engine = sum(math.exp(r - p) - (r - p) - 1 for p, r in zip(said, reference, strict=True))
     assert first.kl == pytest.approx(by_engine, abs=1e-5)
     assert second.kl == pytest.approx(0.0, abs=1e-9)  # the policy has not moved
+
+
+@pytest.mark.parametrize("device", ["cpu", OFFLOAD])
+def test_a_resumed_runs_reference_must_be_the_model_that_the_run_began_with(device: str) -> None:
+    """A model that has been trained since would measure the KL to itself."""
+    policy = make_policy()
+    state = Reference(0, policy.model, device, BF16).state_dict()
+    Reference(0, make_policy().model, "cpu", BF16).load_state_dict(state)
+    with pytest.raises(FieldError, match=r"agents\[1\]: .*the model that the run began with"):
+        Reference(1, make_policy(seed=1).model, device, BF16).load_state_dict(state)
