@@ -498,3 +498,41 @@ def test_what_an_adapter_gives_wrongly_is_an_error_that_names_it(tmp_path: Path)
             centralized_adapter=Short(),
             args=CentralizedMAGRPOConfig(**SMALL),
         )
+
+
+def test_a_shared_policy_with_a_reference_resumes_to_the_bit(tmp_path: Path) -> None:
+    """The reference is the model that the run began with, not the one that it goes on from."""
+    settings = {
+        **SMALL,
+        "shared_policy": True,
+        "reference_kl_enabled": True,
+        "reference_kl_coef": 0.5,
+        "rollout_buffer_size": 3,
+    }
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+
+    def trained(name: str, epochs: int, resume: Path | None = None) -> MAGRPOTrainer:
+        trainer = MAGRPOTrainer(
+            agents=[tiny_model(tokenizer, 0)],
+            num_agents=2,
+            tokenizer=tokenizer,
+            formatters=roles()[:2],
+            reward_func=letters,
+            train_dataset=ROWS,
+            run_directory=tmp_path / name,
+            wandb_config={"verbose": False},
+            args=MAGRPOConfig(**{**settings, "num_train_epochs": epochs}),
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = trained("whole", 3)
+    first = trained("parts", 1)
+    rest = trained("parts", 3, first.run_directory)
+    assert rest.run_directory == first.run_directory
+    assert not moved(rest.agents[0], copies(whole.agents[0]))
+    assert moved(rest.agents[0], copies(first.agents[0]))
+    assert rest.run_directory is not None
+    assert metrics(rest)[-1]["turn_1/reference_kl_mean"] == pytest.approx(
+        metrics(whole)[-1]["turn_1/reference_kl_mean"], rel=1e-6
+    )
