@@ -44,10 +44,10 @@ __all__ = [
     "MAGRPOTrainer",
     "MAREINFORCEConfig",
     "MAREINFORCETrainer",
-    "MAReMaxConfig",
-    "MAReMaxTrainer",
     "MARLOOConfig",
     "MARLOOTrainer",
+    "MAReMaxConfig",
+    "MAReMaxTrainer",
     "TaggedAdapter",
 ]
 
