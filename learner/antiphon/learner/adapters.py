@@ -71,6 +71,7 @@ def with_adapter(model: PreTrainedModel, settings: LoraSettings, *, agent: int, 
         torch.manual_seed((seed * 1_000_003 + agent) % 2**63)
         # That a tied head has an adapter matters to merging alone, which checks it.
         warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+        warnings.filterwarnings("ignore", category=FutureWarning)  # peft asks transformers
         try:
             return get_peft_model(model, config)
         except ValueError as error:
