@@ -9,10 +9,10 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-all lint format generate docs lock install
+.PHONY: help demo test test-system test-all bench-learning lint format generate docs lock install
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained models
 	@$(BIN)/python examples/smollm2.py > /dev/null
@@ -27,6 +27,9 @@ test-system: $(INSTALLED) ## Run the tests that need other programs (Node, Chrom
 
 test-all: $(MODEL) ## Run every test, the slow ones too
 	@$(PYTEST)
+
+bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
+	@$(BIN)/python -m benchmarks.learning
 
 lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
 	@$(BIN)/ruff check --quiet --output-format concise .

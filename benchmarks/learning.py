@@ -1,0 +1,177 @@
+"""Does it learn as well, and sooner? CoMLRL and antiphon on one task, over several seeds.
+
+    make bench-learning
+    python -m benchmarks.learning --seeds 2 --arms antiphon-plain comlrl-plain
+
+Same start weights, task, rewards, number of samples, buffer sizes and learning rate. Finished runs
+are kept in .cache/learning, so that an interrupted benchmark goes on. CoMLRL computes in one
+thread and gets a core of its own (two seeds side by side, where there are two cores); a run of
+antiphon has the cores to itself. The results, the plot and the tables of docs/learning.md are
+written when every arm has run with the reported seeds, 0 and up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.learning_parts import figures, page, plot, task
+from benchmarks.learning_parts.snapshot import make_snapshot
+from benchmarks.peer import BASELINE, ROOT, run_peer
+
+CACHE = ROOT / ".cache" / "learning"
+RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
+PLOT = ROOT / "docs" / "learning.svg"
+PAGE = ROOT / "docs" / "learning.md"
+MODULE = "benchmarks.learning_parts.one_run"
+PAIRS = {
+    "antiphon-plain": "comlrl-plain",
+    "antiphon-defaults-sampled": "comlrl-defaults",
+    "antiphon-defaults-full": "comlrl-defaults",
+}
+
+
+def cache_folder(settings: task.Settings) -> Path:
+    """Where the runs of these settings are kept: another task or model has another folder."""
+    parts = ROOT / "benchmarks" / "learning_parts"
+    told = [json.dumps(asdict(settings), sort_keys=True)]
+    told += [(parts / name).read_text() for name in ("task.py", "snapshot.py")]
+    folder = CACHE / hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def snapshot(folder: Path, seed: int) -> Path:
+    """The start weights of a seed, made where they are missing."""
+    path = folder / f"snapshot-{seed}"
+    if not path.exists():
+        partial = folder / f"snapshot-{seed}.part"
+        make_snapshot(partial, seed)
+        partial.rename(path)
+    return path
+
+
+def run(
+    arm: str, seed: int, cores: Sequence[int], folder: Path, settings: task.Settings
+) -> figures.Run:
+    """Run one arm with one seed on `cores`, unless that has been done."""
+    out = folder / f"{arm}-{seed}.json"
+    if not out.exists():
+        os.sched_setaffinity(0, cores)  # of this thread, and of what it starts
+        start = snapshot(folder, seed)
+        arguments = (arm, str(seed), str(start), str(out), json.dumps(asdict(settings)))
+        if task.ARMS[arm].side == "comlrl":
+            run_peer(MODULE, *arguments)
+        else:
+            run_ours(*arguments)
+    finished = figures.read_run(json.loads(out.read_text()), settings)
+    until = figures.until_level(finished, settings)
+    reached = f"reached at {until['seconds']:.0f} s" if finished.reached else "not reached"
+    print(
+        f"{arm}, seed {seed}: {finished.seconds[-1]:.0f} s, last reward "
+        f"{finished.smooth[-1]:.2f}, {figures.LEVEL} {reached}",
+        flush=True,
+    )
+    return finished
+
+
+def run_ours(*arguments: str) -> None:
+    """Run a module of ours as a script of a user would run."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+    }
+    command = [sys.executable, "-m", MODULE, *arguments]
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+
+def run_all(
+    arms: Sequence[str], seeds: Sequence[int], settings: task.Settings
+) -> dict[str, list[figures.Run]]:
+    """Run everything, two seeds at a time, the sides in turn."""
+    folder = cache_folder(settings)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    runs: dict[str, list[figures.Run]] = {arm: [] for arm in arms}
+    with ThreadPoolExecutor(len(cores)) as side_by_side, ThreadPoolExecutor(1) as alone:
+        for first in range(0, len(seeds), len(cores)):
+            some = seeds[first : first + len(cores)]
+            list(side_by_side.map(lambda seed: snapshot(folder, seed), some))
+            for arm in arms:
+                if task.ARMS[arm].side == "comlrl":
+                    jobs = [
+                        side_by_side.submit(run, arm, seed, [core], folder, settings)
+                        for seed, core in zip(some, cores, strict=False)
+                    ]
+                else:
+                    jobs = [alone.submit(run, arm, seed, cores, folder, settings) for seed in some]
+                runs[arm] += [job.result() for job in jobs]
+    return runs
+
+
+def report(runs: dict[str, list[figures.Run]], settings: task.Settings) -> dict[str, Any]:
+    """All figures of the benchmark."""
+    return {
+        "baseline": BASELINE,
+        "settings": asdict(settings),
+        "level": figures.LEVEL,
+        "window_prompts": figures.WINDOW,
+        "interval": "95 %, percentile bootstrap over seeds",
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "arms": {arm: figures.of_arm(some, settings) for arm, some in runs.items()},
+        "compared": {
+            ours: {"with": peer, **figures.compared(runs[ours], runs[peer], settings)}
+            for ours, peer in PAIRS.items()
+            if ours in runs and peer in runs
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--first-seed", type=int, default=0, help="100 and up are for tuning")
+    parser.add_argument("--arms", nargs="+", choices=list(task.ARMS), default=list(task.ARMS))
+    parser.add_argument("--prompts", type=int, default=task.SETTINGS.prompts)
+    parser.add_argument("--num-generations", type=int, default=task.SETTINGS.num_generations)
+    parser.add_argument("--learning-rate", type=float, default=task.SETTINGS.learning_rate)
+    told = parser.parse_args()
+    settings = replace(
+        task.SETTINGS,
+        prompts=told.prompts,
+        num_generations=told.num_generations,
+        learning_rate=told.learning_rate,
+    )
+    torch.set_num_threads(1)
+    seeds = range(told.first_seed, told.first_seed + told.seeds)
+    result = report(run_all(told.arms, seeds, settings), settings)
+    print(page.tables(result))
+    if told.first_seed == 0 and settings == task.SETTINGS and set(told.arms) == set(task.ARMS):
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        PLOT.write_text(plot.draw(result["arms"], figures.LEVEL))
+        PAGE.write_text(page.with_tables(PAGE.read_text(), result))
+        print(f"written: {', '.join(str(p.relative_to(ROOT)) for p in (RESULTS, PLOT, PAGE))}")
+
+
+if __name__ == "__main__":
+    main()

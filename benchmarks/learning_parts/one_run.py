@@ -1,0 +1,128 @@
+"""One arm with one seed: python -m benchmarks.learning_parts.one_run ARM SEED SNAPSHOT OUT OPTIONS.
+
+Runs in either environment; imports the trainer of the arm's side only. The clock starts when this
+process does, so imports and the start of services count.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.perf_counter()
+
+import json  # noqa: E402
+import os  # noqa: E402
+import random  # noqa: E402
+import resource  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+from benchmarks.learning_parts import task  # noqa: E402
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it started, alive or ended (Linux)."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_used, _children()))
+
+
+def _children() -> set[int]:
+    lists = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+    return {int(child) for text in lists for child in text.split()}
+
+
+def _used(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def train_comlrl(seed: int, options: dict[str, Any], common: dict[str, Any]) -> list[int]:
+    """Train with CoMLRL; returns the optimiser steps of each agent."""
+    import numpy
+    import torch
+    from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+    trainer = MAGRPOTrainer(args=MAGRPOConfig(**options), **common)
+    steps = [0] * len(trainer.optimizers)
+
+    def count(agent: int) -> Any:
+        def hook(*_: Any) -> None:
+            steps[agent] += 1
+
+        return hook
+
+    for agent, optimizer in enumerate(trainer.optimizers):
+        optimizer.register_step_post_hook(count(agent))
+    trainer.train()
+    return steps
+
+
+def train_antiphon(seed: int, options: dict[str, Any], common: dict[str, Any]) -> list[int]:
+    """Train with antiphon: services and all, as a script would; returns the optimiser steps."""
+    from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+
+    options |= {"seed": seed, "reward_batch_size": task.REWARD_BATCH}
+    config = MAGRPOConfig(**options)
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as runs:
+        trainer = MAGRPOTrainer(args=config, run_directory=runs, threads=cores, **common)
+        trainer.train()
+        assert trainer.run_directory is not None
+        summary = json.loads((trainer.run_directory / "summary.json").read_text())
+    return list(summary["optimizer_steps"])
+
+
+def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Settings) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    arm = task.ARMS[arm_name]
+    rewards: list[float] = []
+    seconds: list[float] = []
+    cpu: list[float] = []
+
+    def told(reward: float) -> None:
+        rewards.append(reward)
+        if len(rewards) % settings.joint_actions_per_prompt == 0 or len(rewards) == 1:
+            seconds.append(time.perf_counter() - BEGAN)
+            cpu.append(cpu_seconds())
+
+    common = {
+        "agents": [AutoModelForCausalLM.from_pretrained(snapshot) for _ in task.ROLES],
+        "tokenizer": AutoTokenizer.from_pretrained(snapshot),
+        "reward_func": task.reward_function(told),
+        "formatters": [task.formatter(role) for role in range(len(task.ROLES))],
+        "external_transition": task.transition,
+        "train_dataset": task.rows(settings),
+    }
+    options = settings.trainer_options(arm.sampling)
+    if arm.side == "comlrl":
+        steps = train_comlrl(seed, options, common)
+    else:
+        steps = train_antiphon(seed, {**options, "logprob_support": arm.logprob_support}, common)
+    result = {
+        "arm": arm_name,
+        "seed": seed,
+        "rewards": rewards,
+        "seconds": seconds,
+        "cpu": cpu,
+        "total_seconds": time.perf_counter() - BEGAN,
+        "cpu_seconds": cpu_seconds(),
+        "optimizer_steps": steps,
+    }
+    partial = out.with_suffix(".part")
+    partial.write_text(json.dumps(result))
+    partial.rename(out)
+
+
+if __name__ == "__main__":
+    _, name, number, start, target, told_settings = sys.argv
+    main(name, int(number), start, Path(target), task.Settings(**json.loads(told_settings)))

@@ -1,0 +1,79 @@
+"""The tables of docs/learning.md, as the benchmark prints and writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BEGIN = "<!-- The tables are written by make bench-learning. -->"
+END = "<!-- End of the tables. -->"
+
+
+def with_tables(page: str, result: dict[str, Any]) -> str:
+    """The page with the tables of `result` between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{after}"
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Two Markdown tables: every arm, and ours against the peer."""
+    return "\n\n".join([_arms(result), _compared(result)])
+
+
+def _arms(result: dict[str, Any]) -> str:
+    seeds = len(next(iter(result["arms"].values()))["seeds"])
+    lines = [
+        f"Means over {seeds} seeds with their intervals ({result['interval']}); the level is "
+        f"{result['level']}.",
+        "",
+        "| arm | final reward, turn 1 | final reward, turn 2 | seeds that reached the level "
+        "| samples to the level | seconds to the level | of them start-up | whole run, s "
+        "| processor seconds to the level | optimiser steps per agent |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, arm in result["arms"].items():
+        until = arm["until_level"]
+        cells = [
+            name,
+            _span(arm["final_reward"]["turn_1"], ".2f"),
+            _span(arm["final_reward"]["turn_2"], ".2f"),
+            f"{arm['reached']} of {len(arm['seeds'])}",
+            _span(until["samples"], ",.0f"),
+            _span(until["seconds"], ".0f"),
+            _span(arm["start_seconds"], ".1f"),
+            _span(arm["total_seconds"], ".0f"),
+            _span(until["cpu_seconds"], ".0f"),
+            f"{arm['optimizer_steps']['mean']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _compared(result: dict[str, Any]) -> str:
+    lines = [
+        f"antiphon against {result['baseline']}, seed by seed (differences: antiphon's less "
+        "CoMLRL's; ratios: antiphon's over CoMLRL's, geometric means):",
+        "",
+        "| antiphon | CoMLRL | both reached it | final reward, difference | samples to the level, "
+        "difference | samples, ratio | seconds to the level, ratio | without start-up | processor "
+        "seconds, ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in result["compared"].items():
+        cells = [
+            name,
+            one["with"],
+            f"{one['both_reached']} of {len(one['seeds'])}",
+            _span(one["final_reward_difference"], "+.2f"),
+            _span(one["samples_difference"], "+,.0f"),
+            _span(one["samples_ratio"], ".2f"),
+            _span(one["seconds_ratio"], ".2f"),
+            _span(one["seconds_ratio_after_start"], ".2f"),
+            _span(one["cpu_seconds_ratio"], ".2f"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _span(value: dict[str, float], form: str) -> str:
+    return f"{value['mean']:{form}} ({value['low']:{form}} to {value['high']:{form}})"

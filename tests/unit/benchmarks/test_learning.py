@@ -1,0 +1,84 @@
+"""The learning benchmark's arithmetic: its reward, and what it reads from runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from benchmarks.learning_parts import figures, task
+
+SETTINGS = task.Settings(prompts=20, num_generations=2)
+
+
+def told(rewards: list[float], arm: str = "antiphon-plain", pace: float = 1.0) -> figures.Run:
+    """A run whose joint actions of a prompt all earn the same; a prompt takes `pace` seconds."""
+    moments = [10.0 + pace * (i + 1) for i in range(len(rewards))]
+    return figures.read_run(
+        {
+            "arm": arm,
+            "seed": 0,
+            "rewards": [one for one in rewards for _ in range(SETTINGS.joint_actions_per_prompt)],
+            "seconds": [10.0, *moments],
+            "cpu": [20.0, *moments],
+            "optimizer_steps": [40, 40],
+        },
+        SETTINGS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward"),
+    [
+        (("wave salt", "fish ship"), 1.0),
+        (("wave salt fish ship", "wave salt fish ship"), 0.5),
+        (("wave wave", "hay"), (1 - 0.5 * 2) / 4),
+        (("", ""), 0.0),
+    ],
+)
+def test_the_reward_wants_every_word_once(answers: tuple[str, str], reward: float) -> None:
+    assert task.score("sea", answers) == pytest.approx(reward)
+
+
+def test_turns_are_told_apart_by_their_place_in_the_prompt() -> None:
+    rewards = [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]] * SETTINGS.prompts
+    run = figures.read_run(
+        {
+            "arm": "comlrl-plain",
+            "seed": 0,
+            "rewards": [one for prompt in rewards for one in prompt],
+            "seconds": [0.5] * 21,
+            "cpu": [0.5] * 21,
+            "optimizer_steps": [1],
+        },
+        SETTINGS,
+    )
+    assert run.turns.tolist() == [[1.0] * 20, [0.0] * 20]
+
+
+def test_the_level_is_reached_when_the_last_ten_prompts_average_it() -> None:
+    run = told([0.0] * 5 + [figures.LEVEL + 0.5] * 15)
+    # Of any ten prompts, those with the high reward must carry LEVEL / (LEVEL + 0.5) of them.
+    high = int(np.ceil(10 * figures.LEVEL / (figures.LEVEL + 0.5)))
+    assert run.reached == max(10, 5 + high)
+    until = figures.until_level(run, SETTINGS)
+    assert until["samples"] == run.reached * 6
+    assert until["seconds"] == 10 + run.reached
+    assert until["seconds_after_start"] == run.reached
+
+
+def test_a_run_that_never_gets_there_counts_in_full() -> None:
+    run = told([figures.LEVEL - 0.01] * 20)
+    assert run.reached is None
+    assert figures.until_level(run, SETTINGS)["samples"] == 120
+
+
+def test_sides_are_compared_seed_by_seed() -> None:
+    ours, peer = told([1.0] * 20), told([1.0] * 20, arm="comlrl-plain", pace=4.0)
+    one = figures.compared([ours], [peer], SETTINGS)
+    assert one["samples_difference"]["mean"] == 0
+    assert one["seconds_ratio_after_start"]["mean"] == pytest.approx(1 / 4)
+    assert one["seconds_ratio"]["mean"] == pytest.approx(20 / 50)
+
+
+def test_an_arm_that_scored_less_is_refused() -> None:
+    with pytest.raises(ValueError, match="not 120"):
+        figures.read_run({"arm": "a", "seed": 1, "rewards": [0.0], "seconds": [0.0]}, SETTINGS)
