@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
@@ -31,8 +31,9 @@ RECORD = """## The run record
 
 A line of `metrics.jsonl` is written every `logging_steps` joint actions and at the end. It holds
 the time and the counters, then the figures since the line before: means, unless their name or
-meaning says otherwise. What a shared policy does is told under its first agent. `turn_T` and `agent_A` stand for `turn_1`, `agent_0` and so on, `STAGE`
-for `generate`, `score`, `transition`, `update` or `push`.
+meaning says otherwise. What a shared policy does is told under its first agent. `turn_T` and
+`agent_A` stand for `turn_1`, `agent_0` and so on, `STAGE` for `generate`, `score`, `transition`,
+`update` or `push`.
 
 | name | meaning |
 |---|---|
@@ -91,6 +92,29 @@ FIGURES = {
     "agent_A/push_pause_seconds_max": "Longest time in which a replica could not generate.",
 }
 
+EVALUATIONS = """
+### Evaluations
+
+Every evaluation writes a line of its own, with the time and the counters
+([Evaluation](evaluation.md)). Means are over tasks, each of which weighs the same.
+
+| name | meaning |
+|---|---|
+"""
+
+EVALUATION_FIGURES = {
+    "eval/number": "Of this evaluation, counted from 1 in a run.",
+    "eval/seconds": "Seconds that it took.",
+    "eval/tasks": "Number of tasks.",
+    "eval/skipped_prompts": "Number of tasks whose prompt is too long for the context.",
+    "eval/turn_T/reward_mean": "Mean reward of a task in this turn.",
+    "eval/turn_T/expected_return": "Mean return of a task in this turn, without a reference KL.",
+    "eval/turn_T/joint_actions": "Number of joint actions.",
+    "eval/turn_T/missing_rewards": "Number of joint actions without a reward.",
+    "eval/agent_A/completion_tokens_mean": "Tokens of a completion.",
+    "eval/NAME": "What `eval_aggregator` returned.",
+}
+
 
 def page() -> str:
     """The page as Markdown."""
@@ -106,8 +130,13 @@ def page() -> str:
         "Learner": learner,
     }
     tables = [f"### {title}\n\n{table(registry)}\n" for title, registry in sections.items()]
-    rows = [f"| `{name}` | {text} |\n" for name, text in FIGURES.items()]
-    return "\n".join([HEADER, *tables, RECORD]) + "".join(rows)
+    parts = ["\n".join([HEADER, *tables, RECORD]), *rows(FIGURES)]
+    return "".join([*parts, EVALUATIONS, *rows(EVALUATION_FIGURES)])
+
+
+def rows(figures: Mapping[str, str]) -> list[str]:
+    """Rows of a table of figures."""
+    return [f"| `{name}` | {text} |\n" for name, text in figures.items()]
 
 
 def table(registry: CollectorRegistry) -> str:

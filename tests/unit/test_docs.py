@@ -19,7 +19,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Subcommands by name; everything else after `antiphon` is an argument of one of these.
-COMMANDS = {"train", "watch", "serve", "check", "report", "rollouts"}
+COMMANDS = {"train", "watch", "serve", "check", "report", "rollouts", "checkpoint", "evaluate"}
 COMMANDS |= {"generation", "reward", "transition"}
 
 
