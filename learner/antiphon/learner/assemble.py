@@ -38,6 +38,7 @@ from antiphon.learner.policy import Policy
 from antiphon.learner.prompt_encoding import prompt_encoders
 from antiphon.learner.prompts import TokenizedPrompts
 from antiphon.learner.publisher import AgentPublisher
+from antiphon.learner.random_state import kept_generators
 from antiphon.learner.record import RunRecord
 from antiphon.learner.replicas import Replica, RunIdentity
 from antiphon.learner.rollout import PromptWriter, Rollout, RolloutShape, misfit
@@ -191,9 +192,10 @@ class Assembly:
         services, identity = await self._meet(replicas)
         evaluation = self._setup.evaluation
         if evaluation is not None:
-            await self._check_first_prompts(
-                evaluation.tasks, services, self._config.eval_num_samples
-            )
+            with kept_generators():
+                await self._check_first_prompts(
+                    evaluation.tasks, services, self._config.eval_num_samples
+                )
         return replicas, services, identity
 
     async def _restore(

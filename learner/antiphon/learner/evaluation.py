@@ -11,15 +11,10 @@ process's generators is drawn from a state that is put back afterwards, so train
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-
-import torch
 
 from antiphon.clients.types import SamplingParameters
 from antiphon.learner.config import MAGRPOConfig
@@ -32,6 +27,7 @@ from antiphon.learner.evaluation_figures import (
     evaluated_task,
     overall,
 )
+from antiphon.learner.random_state import kept_generators
 from antiphon.learner.rollout import Rollout, RolloutShape
 from antiphon.learner.scoring import OnMainThread
 
@@ -139,21 +135,3 @@ def evaluation_sampling(config: MAGRPOConfig) -> SamplingParameters:
     if config.eval_temperature is None:
         return config.sampling
     return replace(config.sampling, temperature=config.eval_temperature)
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Put back the state of this process's random generators (Python, numpy, torch) at the end."""
-    python, of_torch = random.getstate(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    numpy = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(of_torch)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        if numpy is not None and of_numpy is not None:
-            numpy.random.set_state(of_numpy)

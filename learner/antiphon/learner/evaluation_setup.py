@@ -12,6 +12,7 @@ from antiphon.clients.types import FieldError
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.data import Tasks
 from antiphon.learner.evaluation_figures import PREFIX, EvaluationFunctions
+from antiphon.learner.random_state import kept_generators
 from antiphon.services.common.function_arguments import function_name
 
 _LOGGER: dict[str, list[Any]] = {"agent_completions_turns": [], "batch_items": [], "prompts": []}
@@ -74,7 +75,8 @@ def check_evaluation(
         FieldError: Names what is wrong.
     """
     if evaluation is not None:
-        evaluation.tasks.check(needed=needed)
+        with kept_generators():
+            evaluation.tasks.check(needed=needed)
     metric = config.best_metric
     if metric is None:
         return

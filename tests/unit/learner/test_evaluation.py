@@ -14,14 +14,10 @@ from tests.support.trees import make_node
 from antiphon.clients.types import FieldError, Phase
 from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.data import Row, Tasks
-from antiphon.learner.evaluation import (
-    Evaluator,
-    evaluation_sampling,
-    evaluation_shape,
-    kept_generators,
-)
+from antiphon.learner.evaluation import Evaluator, evaluation_sampling, evaluation_shape
 from antiphon.learner.evaluation_figures import EvaluationFunctions
 from antiphon.learner.evaluation_setup import check_evaluation, evaluation_setup
+from antiphon.learner.random_state import kept_generators
 from antiphon.learner.rollout import Grown
 from antiphon.learner.seeds import completion_seed
 
