@@ -126,6 +126,9 @@ class Centralized:
 
     Raises:
         FieldError: The adapter lacks a method.
+
+    Attributes:
+        name: What the adapter is called.
     """
 
     def __init__(self, adapter: CentralizedAdapter, prompts: Prompts, num_roles: int) -> None:
@@ -139,7 +142,7 @@ class Centralized:
                 )
         self._adapter = adapter
         self._prompts = prompts
-        self._name = type(adapter).__name__
+        self.name = type(adapter).__name__
         self.num_roles = num_roles
 
     def first(self, item: Mapping[str, Any]) -> Joined:
@@ -162,7 +165,7 @@ class Centralized:
             )
         except CentralizedParseError:
             return Split(("",) * self.num_roles, whole=False)
-        where = f"centralized_adapter: what {self._name}.parse_completion returned"
+        where = f"centralized_adapter: what {self.name}.parse_completion returned"
         wanted = f"a list of {self.num_roles} texts, one per role"
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise FieldError(where, f"{type(texts).__name__} {texts!r:.80}", wanted)
@@ -175,7 +178,7 @@ class Centralized:
         joint = self._adapter.build_prompt(
             copy.deepcopy(dict(item)), [plain_prompt(role) for role in roles]
         )
-        where = f"centralized_adapter: what {self._name}.build_prompt returned"
+        where = f"centralized_adapter: what {self.name}.build_prompt returned"
         return read_prompt(where, joint), roles
 
 

@@ -13,11 +13,17 @@ from antiphon.services.common.models import tokenizer_fingerprint
 
 def described(setup: RunSetup) -> dict[str, Any]:
     """What a run was told, as JSON values."""
+    processor = setup.reward_processor
     return {
         "magrpo": setup.config.replace(num_agents=setup.num_roles).model_dump(mode="json"),
         "agents": [_agent(agent) for agent in setup.agents],
         "reward": _who(setup.reward),
         "transition": _who(setup.transition),
+        "user_code": {
+            "reward_processor": None if processor is None else function_name(processor),
+            "formatters": list(setup.prompts.names),
+            "centralized_adapter": None if setup.centralized is None else setup.centralized.name,
+        },
         "dataset": {
             "rows": setup.tasks.length,
             "columns": list(setup.tasks.columns()),

@@ -15,6 +15,7 @@ from typing import Any
 
 from antiphon.clients.types import Chat, FieldError
 from antiphon.learner.chats import WrittenPrompt, read_prompt
+from antiphon.services.common.function_arguments import function_name
 from antiphon.services.common.user_function import plain_prompt
 
 Formatter = Callable[..., WrittenPrompt]
@@ -61,6 +62,13 @@ class Prompts:
     def needed_columns(self) -> tuple[str, ...]:
         """Columns that the dataset must have: ``prompt`` where an agent has no formatter."""
         return (PROMPT_COLUMN,) if any(a.function is None for a in self._agents) else ()
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """What each agent's formatter is called, None where it has none."""
+        return tuple(
+            None if a.function is None else function_name(a.function) for a in self._agents
+        )
 
     def first(self, agent: int, item: Mapping[str, Any]) -> str | Chat:
         """Write an agent's prompt of the first turn. Runs user code.

@@ -160,6 +160,12 @@ def check_resume(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                 f"{who} was {_named(before[who])} and is {_named(now[who])}: that both answer "
                 "alike is taken for granted"
             )
+    for what, name in now["user_code"].items():
+        # An older checkpoint does not say.
+        if name != (was := before.get("user_code", {}).get(what, name)):
+            notes.append(
+                f"{what} was {was} and is {name}: that both answer alike is taken for granted"
+            )
     if refused:
         raise FieldError(
             "resume",

@@ -22,6 +22,7 @@ def description() -> Description:
         "agents": [dict(agent), dict(agent)],
         "reward": {"function": "reward"},
         "transition": {"function": "feedback"},
+        "user_code": {"reward_processor": None, "formatters": ["asked", None]},
         "dataset": {"rows": 3, "columns": ["prompt"], "fingerprint": "11"},
     }
 
@@ -109,6 +110,17 @@ def test_another_reward_or_learning_rate_of_an_agent_is_noted() -> None:
     rate, reward = check_resume(description(), changed(change))
     assert "agents[1].learning_rate was None and is 0.5" in rate
     assert "reward was reward and is host:2" in reward
+
+
+def test_other_formatters_and_processors_are_noted() -> None:
+    def change(made: Description) -> None:
+        made["user_code"] = {"reward_processor": "halved", "formatters": ["asked", "told"]}
+
+    processor, formatters = check_resume(description(), changed(change))
+    assert "reward_processor was None and is halved" in processor
+    assert "formatters was ['asked', None] and is ['asked', 'told']" in formatters
+    older = changed(lambda d: d.pop("user_code"))
+    assert check_resume(older, description()) == []
 
 
 def test_a_field_that_an_older_checkpoint_does_not_know_had_its_default() -> None:
