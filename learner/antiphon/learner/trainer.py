@@ -276,6 +276,7 @@ class MAGRPOTrainer:
             resume_from=resume_from_checkpoint,
             run_id=self._run_id,
         )
+        self._run_id = None  # another run is another one, to its services too
         self.run_directory = run.folder.path
         if ended_for_good(run.folder, run.checkpoint):
             raise FieldError(

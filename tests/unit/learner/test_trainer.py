@@ -13,6 +13,7 @@ from tests.support.models import save_model, tiny_model, tiny_tokenizer
 
 from antiphon.clients.types import FieldError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.learner.run_folder import RunFolder
 from antiphon.services.common.errors import UserFunctionError
 
 ONE_TURN = MAGRPOConfig(num_turns=1)
@@ -189,6 +190,29 @@ def test_wrong_checkpoint_settings_are_named_and_nothing_is_started(
     with pytest.raises(FieldError, match=named):
         made.train(**options)
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_run_after_an_evaluation_has_an_id_of_its_own(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services keep the run of an evaluation for a while, so the run that follows has its id."""
+    made = trainer(tokenizer, run_directory=tmp_path, eval_dataset=[{"prompt": "blue"}])
+    ids: list[str] = []
+
+    def evaluated(_setup: Any, folder: RunFolder, _samples: int) -> dict[str, float]:
+        ids.append(folder.run_id)
+        return {}
+
+    def trained(_setup: Any, folder: RunFolder, **_: Any) -> None:
+        ids.append(folder.run_id)
+
+    monkeypatch.setattr("antiphon.learner.trainer.evaluate", evaluated)
+    monkeypatch.setattr("antiphon.learner.trainer.train", trained)
+    made.evaluate()
+    made.train()
+    made.train()
+    evaluation, first, second = ids
+    assert evaluation == first != second
 
 
 def test_train_off_the_main_thread_is_refused(tokenizer: Any, tmp_path: Path) -> None:
