@@ -1,4 +1,4 @@
-"""Multi-turn MAGRPO in one process, from the equations of the design, for tests to compare with.
+"""Multi-turn MAGRPO in one process, from its equations, for tests to compare with.
 
 Everything here is written a second time, in float64 and without batching: one forward pass per
 completion, AdamW from its own equations. Nothing of `antiphon.learner` or of the sampling code is

@@ -172,8 +172,8 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
     full softmax at the same temperature."""
     micro_batch_size: OptionalCount = None
-    """Most completions in one forward and backward pass; None takes a node at a time. Saves memory,
-    changes no result."""
+    """Most completions in one forward and backward pass, which never has more than 1,024 tokens
+    (padding included) of several; None sets no limit. Saves memory, changes results by rounding."""
     max_staleness: int = Field(default=0, ge=0)
     """Publishes that may lie between sampling and training; only 0 is offered by this version."""
 
@@ -342,7 +342,7 @@ def resolve_num_agents(counts: Mapping[str, int | None]) -> int:
             ``{"agents": 3, "args.num_agents": None, "formatters": 3}``.
 
     Raises:
-        FieldError: Two places contradict each other, or none states a number (L18).
+        FieldError: Two places contradict each other, or none states a number.
     """
     given = {source: count for source, count in counts.items() if count is not None}
     if not given:

@@ -81,7 +81,7 @@ class Tasks:
         return tuple(str(column) for column in self._first_item())
 
     def check(self, *, needed: Sequence[str] = ()) -> None:
-        """Check columns and rows before the run starts (L22, U9).
+        """Check columns and rows before the run starts.
 
         All rows of a dataset of known length up to `CHECK_ALL_UP_TO` are checked; of a longer one
         `SAMPLED_ROWS` spread over it, of one without a length the first. The others are checked as

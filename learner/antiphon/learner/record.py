@@ -215,7 +215,7 @@ class RunRecord:
         self._progress.update(self.snapshot())
 
     def finish(self, state: RunState, error: str = "") -> None:
-        """Write the last row (L20) and the summary, and close the display.
+        """Write the last row and the summary, and close the display.
 
         Args:
             state: How the run ended.

@@ -33,7 +33,7 @@ def feed(buffer: RolloutBuffer, nodes: list[TrainingSample]) -> list[list[set[st
     return drains
 
 
-def test_steps_of_the_example_in_the_design() -> None:
+def test_steps_of_two_tasks_worked_out_by_hand() -> None:
     # G 4, T 2, buffer 2, two tasks: root; c1 | c2,c3 | root'; c4 | c1',c2' | c3',c4'.
     tasks = [[node((), task=t), *(node((j,), task=t) for j in range(4))] for t in "01"]
     drains = feed(RolloutBuffer(0, 2, None, seed=0), tasks[0] + tasks[1])

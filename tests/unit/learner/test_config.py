@@ -49,7 +49,7 @@ def test_default_is_comlrls(name: str, value: object) -> None:
     assert getattr(MAGRPOConfig(), name) == value
 
 
-def test_the_issues_script_makes_its_config() -> None:
+def test_a_comlrl_script_makes_its_config() -> None:
     config = MAGRPOConfig(
         num_turns=2,
         num_train_epochs=2,

@@ -63,7 +63,7 @@ def _pre_order(branches: int, turns: int, turn: int = 1) -> Iterator[int]:
         yield from _pre_order(branches, turns, turn + 1)
 
 
-def test_steps_of_a_run_are_those_that_the_design_writes_out() -> None:
+def test_steps_of_a_run_are_those_worked_out_by_hand() -> None:
     """G 4, T 2, buffer 2, two tasks: root; c1 | c2,c3 | root'; c4 | two and two: seven steps."""
     config = MAGRPOConfig(num_generations=4, num_turns=2, num_train_epochs=3)
     assert most_optimizer_steps(config, 1, 2) == 3 * 7

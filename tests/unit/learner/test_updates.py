@@ -60,7 +60,7 @@ def updates(
     return Updates(buffers, policies, threads=2, **options)
 
 
-async def test_steps_of_two_tasks_are_those_that_the_design_writes_out() -> None:
+async def test_steps_of_two_tasks_are_those_worked_out_by_hand() -> None:
     """G 4, T 2, buffer 2: root; c1 | c2,c3 | root'; c4 | c1',c2' | c3',c4'."""
     policy = Recorder()
     made = updates([policy])
