@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,14 +17,18 @@ from antiphon.clients.generation import GenerationClient
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.types import FieldError, ModelInfo, RewardInfo
+from antiphon.learner.adapters import with_adapter
 from antiphon.learner.connect import check_fit, needs_of
 from antiphon.learner.data import CHECK_ALL_UP_TO, Tasks
 from antiphon.learner.dataset_sources import open_dataset
+from antiphon.learner.evaluation_setup import check_evaluation
 from antiphon.learner.formatters import Prompts
-from antiphon.learner.plan import RunSize, run_size
+from antiphon.learner.per_agent import of_agent
+from antiphon.learner.plan import RunSize, most_optimizer_steps, run_size
 from antiphon.learner.prompt_encoding import PromptEncoder
 from antiphon.learner.run_config import FunctionSettings, RunConfig
-from antiphon.learner.toml_run import centralized_from
+from antiphon.learner.step_plan import notes_of
+from antiphon.learner.toml_run import centralized_from, evaluation_from_config
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
     context_length,
@@ -99,6 +103,10 @@ class Inspection:
         config = self._config
         prompts = await self._look("formatters", self._prompts)
         tasks = await self._look("dataset", lambda: self._tasks(prompts))
+        if tasks is not None:
+            await self._look("optimisation", partial(self._optimisation, tasks))
+        if config.eval_dataset is not None or config.magrpo.best_metric is not None:
+            await self._look("evaluation", lambda: self._evaluation(prompts))
         models = await self._models()
         contexts = await self._generation(models)
         if prompts is not None and tasks is not None:
@@ -142,11 +150,30 @@ class Inspection:
         rows = "an unknown number of" if tasks.length is None else tasks.length
         return tasks, f"{rows} rows; columns {', '.join(tasks.columns())}"
 
+    def _evaluation(self, prompts: Prompts | None) -> tuple[None, str]:
+        evaluation, config = evaluation_from_config(self._config), self._config.magrpo
+        check_evaluation(evaluation, config, () if prompts is None else prompts.needed_columns)
+        assert evaluation is not None  # else it has been refused
+        rows = evaluation.tasks.length
+        most = config.eval_num_samples if rows is None else min(rows, config.eval_num_samples)
+        return None, f"{most} tasks every {config.eval_interval} prompts"
+
+    def _optimisation(self, tasks: Tasks) -> tuple[None, str]:
+        config, agents = self._config.training, len(self._config.players)
+        told = notes_of(config, agents, tasks.length, self._config.learning_rate)
+        if tasks.length is None:
+            return None, "; ".join(["as many steps as the dataset gives", *told])
+        sharing = agents if config.shared_policy else 1
+        most = most_optimizer_steps(config, agents, tasks.length, sharing=sharing)
+        most = min(most, config.max_steps or most)
+        return None, "; ".join([f"at most {most:,} steps of each agent", *told])
+
     async def _models(self) -> list[_AgentModel | None]:
-        loaded: dict[tuple[str, str | None, str], _AgentModel | None] = {}
+        loaded: dict[Hashable, _AgentModel | None] = {}
         models = []
         for number, agent in enumerate(self._config.agents):
-            key = (agent.model, agent.gguf_file, agent.tokenizer_source)
+            lora = of_agent(self._config.training.lora, number)
+            key = (agent.model, agent.gguf_file, agent.tokenizer_source, lora)
             if key not in loaded:
                 load = partial(_load, self._config, number)
                 loaded[key] = await self._look(f"agents[{number}].model", load)
@@ -288,9 +315,14 @@ def _load(config: RunConfig, number: int) -> tuple[_AgentModel, str]:
         )
     gguf_file = agent.gguf_file if agent.tokenizer is None else None
     tokenizer = load_tokenizer(agent.tokenizer_source, gguf_file=gguf_file)
-    loaded = _AgentModel(model, tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
-    return loaded, f"{parameters:,} parameters, context {loaded.context} tokens"
+    detail = f"{parameters:,} parameters"
+    if lora := of_agent(config.training.lora, number):
+        model = with_adapter(model, lora, agent=number, seed=config.magrpo.seed)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        detail += f" and {trained:,} of an adapter"
+    loaded = _AgentModel(model, tokenizer)
+    return loaded, f"{detail}, context {loaded.context} tokens"
 
 
 async def check_health(endpoint: Endpoint, service: str, timeout: float) -> None:

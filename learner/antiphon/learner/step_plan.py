@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from antiphon.learner.config import MAGRPOConfig
 from antiphon.learner.plan import most_optimizer_steps
 from antiphon.learner.run_setup import RunSetup
 from antiphon.learner.schedules import Schedule, ScheduleType
@@ -25,15 +26,38 @@ def most_steps(setup: RunSetup, agents: Sequence[int]) -> int | None:
 
 def schedule_notes(setup: RunSetup) -> list[str]:
     """A line for each policy whose learning rate changes with its steps."""
+    length = setup.tasks.length
+    return notes_of(setup.config, setup.num_agents, length, setup.learning_rate)
+
+
+def notes_of(
+    config: MAGRPOConfig,
+    num_agents: int,
+    num_prompts: int | None,
+    learning_rate: Callable[[int], float],
+) -> list[str]:
+    """`schedule_notes` from the settings.
+
+    Args:
+        config: The settings.
+        num_agents: Number of agents, N.
+        num_prompts: Rows of the dataset, None where unknown.
+        learning_rate: That of an agent.
+
+    Raises:
+        FieldError: A schedule does not fit the steps of the run.
+    """
     notes = []
-    for agents in setup.policies:
-        agent = agents[0]
-        most = most_steps(setup, agents)
-        if not setup.config.is_trainable(agent):
+    for agent, *others in config.policies(num_agents):
+        most = None
+        if num_prompts is not None:
+            sharing = 1 + len(others)
+            most = most_optimizer_steps(config, num_agents, num_prompts, sharing=sharing)
+        if not config.is_trainable(agent):
             continue
-        rate = setup.learning_rate(agent)
-        schedule = setup.config.optimizer_settings(agent, rate, most).schedule
-        if text := _told(schedule, estimated=setup.config.lr_total_steps is None):
+        rate = learning_rate(agent)
+        schedule = config.optimizer_settings(agent, rate, most).schedule
+        if text := _told(schedule, estimated=config.lr_total_steps is None):
             notes.append(f"agent {agent}: learning rate {rate:g}, {text}")
     return notes
 

@@ -134,6 +134,33 @@ async def test_a_run_that_can_start_passes(model: Path, address: str) -> None:
     assert found.size.most_per_epoch.joint_actions == 8
 
 
+async def test_the_optimisation_is_told_and_what_does_not_fit_it_is_found(model: Path) -> None:
+    """One turn, two prompts, buffer 2, 20 epochs: 20 steps."""
+    settings = {"num_turns": 1, "max_new_tokens": 8, "lr_scheduler_type": "cosine"}
+    found = await Inspection(_config(model, magrpo=settings)).run()
+    detail = _of(found, "optimisation").detail
+    assert detail.startswith("at most 20 steps of each agent; agent 0: learning rate 5e-06, cosine")
+    found = await Inspection(_config(model, magrpo={**settings, "warmup_steps": 20})).run()
+    assert "warmup_steps: got 20" in _of(found, "optimisation").detail
+    assert not found.ok
+
+
+async def test_adapters_are_made_on_the_architecture_and_their_services_must_take_them(
+    model: Path, generation: Generation, address: str
+) -> None:
+    agent = {"model": str(model), "addresses": [address], "lora": {"r": 2}}
+    found = await Inspection(_config(model, agents=[agent])).run()
+    assert "of an adapter, context" in _of(found, "agents[0].model").detail
+    assert "without pushes of LoRA adapters" in _of(found, "agents[0] at").detail
+    both = frozenset({PushKind.FULL, PushKind.ADAPTER})
+    can = dataclasses.replace(generation.info.capabilities, push_kinds=both)
+    generation.info = dataclasses.replace(generation.info, capabilities=can)
+    assert (await Inspection(_config(model, agents=[agent])).run()).ok
+    agent["lora"] = {"target_modules": ["nothing"]}
+    found = await Inspection(_config(model, agents=[agent])).run()
+    assert "lora of agent 0" in _of(found, "agents[0].model").detail
+
+
 async def test_an_address_without_a_server_is_named_and_the_rest_is_looked_at(
     model: Path,
 ) -> None:
@@ -213,6 +240,18 @@ async def test_a_missing_prompt_column_lists_the_columns(tmp_path: Path, model: 
     rows.write_text('{"question": "q", "answer": 3}\n')
     found = await Inspection(_config(model, dataset={"path": str(rows)})).run()
     assert "columns question, answer" in _of(found, "dataset").detail
+
+
+async def test_what_cannot_be_evaluated_is_found(model: Path) -> None:
+    def evaluated(prompts: list[str], metric: str) -> RunConfig:
+        magrpo = {"num_turns": 1, "max_new_tokens": 8, "best_metric": metric}
+        return _config(model, eval_dataset={"prompts": prompts}, magrpo=magrpo)
+
+    found = await Inspection(evaluated(["red"] * 9, "eval/turn_1/reward_mean")).run()
+    assert _of(found, "evaluation").detail == "4 tasks every 16 prompts"
+    found = await Inspection(evaluated(["red"], "eval/turn_2/reward_mean")).run()
+    assert "best_metric" in _of(found, "evaluation").detail
+    assert not found.ok
 
 
 @pytest.mark.parametrize("name", ["dry_run_tasks:wrong", "dry_run_tasks:missing", "no_such:f"])
