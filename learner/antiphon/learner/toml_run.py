@@ -105,7 +105,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         trackers=trackers_of(config.magrpo.trackers, config.wandb),
         wandb=config.wandb or WandbConfig(),
         centralized=centralized_from(config, prompts),
-        evaluation=_evaluation(config),
+        evaluation=evaluation_from_config(config),
     )
 
 
@@ -137,7 +137,13 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
     return tuple(agents)
 
 
-def _evaluation(config: RunConfig) -> EvaluationSetup | None:
+def evaluation_from_config(config: RunConfig) -> EvaluationSetup | None:
+    """What the run evaluates on; None where it evaluates nothing.
+
+    Raises:
+        FieldError: The dataset cannot be opened, or a function takes other arguments.
+        StartError: A function is not there.
+    """
     dataset, own = config.eval_dataset, config.evaluation
     return evaluation_setup(
         None if dataset is None else open_dataset(dataset),
