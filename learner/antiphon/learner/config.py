@@ -1,7 +1,7 @@
 """What a training run is told: CoMLRL's `MAGRPOConfig`, its names and defaults, and new fields.
 
 A config is checked when it is made and cannot be changed afterwards; `replace` makes a changed
-one. Settings of features that this version does not offer are refused by name.
+one. A setting of a feature that this version does not offer is refused by name.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ReferenceKlMode = Literal["return", "loss"]
 ScoreFailure = Literal["stop", "missing"]
 EvalMode = Literal["path", "tree"]
 BestMode = Literal["max", "min"]
+ParallelTraining = Literal["none", "mp"]
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 
 
@@ -73,9 +74,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     num_agents: int = Field(default=2, ge=1)
     """Number of agents, N. Where agents are listed, their number counts; a contradiction is an
     error."""
-    parallel_training: Literal["none"] = "none"
-    """CoMLRL's switch for updates on several devices; only ``"none"`` is offered. Agents generate
-    and train side by side without it."""
+    parallel_training: ParallelTraining = "none"
+    """CoMLRL's switch for agents on several devices: ``"none"`` or ``"mp"``, which are the same here:
+    agents generate and train side by side in any case, each on its device of `agent_devices`."""
     agent_devices: Devices = None
     """Where the learner holds its policies: ``"cpu"``, ``"cuda:0"``, one for all or a list with
     one per agent; ``"auto"`` or None takes what there is."""
@@ -224,14 +225,10 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
 
     @field_validator("parallel_training", mode="before")
     @classmethod
-    def _no_device_parallelism(cls, value: object) -> object:
+    def _comlrls_spelling(cls, value: object) -> object:
         if value is None or none_word(value) is None:
             return "none"
-        if str(value).strip().lower() == "mp":
-            raise _not_offered(
-                "'none'", "parallel_training='mp'; agent_devices takes one device per agent"
-            )
-        return value
+        return value.strip().lower() if isinstance(value, str) else value
 
     @field_validator("max_staleness")
     @classmethod

@@ -34,6 +34,7 @@ FREE: Mapping[str, str] = {
     "keep_rollouts_every": _TELLS,
     "trackers": _TELLS,
     "agent_devices": _MEMORY,
+    "parallel_training": "agents are updated side by side in any case",
     "reference_devices": _MEMORY,
     "micro_batch_size": _MEMORY,
     "activation_checkpointing": "layers that are computed again give the same numbers",
@@ -82,7 +83,6 @@ NOTED: Mapping[str, str] = {
 
 REFUSED: Mapping[str, str] = {
     "num_agents": "every agent has its own weights, moments and buffer in the checkpoint",
-    "parallel_training": _ONE_RUN,
     "shared_policy": "the checkpoint holds weights, moments and a buffer for every policy",
     "num_generations": _TREES,
     "num_turns": _TREES,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -125,21 +127,22 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
         MAGRPOConfig(num_turn=2)
 
 
+def test_a_feature_that_is_not_offered_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)max_staleness.*this version does not offer"):
+        MAGRPOConfig(max_staleness=1)
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_staleness", 1),
-        ("parallel_training", "mp"),
-    ],
+    ("value", "read"),
+    [(None, "none"), ("none", "none"), ("null", "none"), ("mp", "mp"), (" MP", "mp")],
 )
-def test_a_feature_that_is_not_offered_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=rf"(?s){name}.*this version does not offer"):
-        MAGRPOConfig(**{name: value})
+def test_comlrls_spellings_of_parallel_training_are_taken(value: Any, read: str) -> None:
+    assert MAGRPOConfig(parallel_training=value).parallel_training == read
 
 
-@pytest.mark.parametrize("value", [None, "none", "null"])
-def test_comlrls_spellings_of_no_parallel_training_are_taken(value: object) -> None:
-    assert MAGRPOConfig(parallel_training=value).parallel_training == "none"
+def test_another_parallel_training_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)parallel_training.*'none' or 'mp'"):
+        MAGRPOConfig(parallel_training="ddp")  # type: ignore[arg-type]
 
 
 def test_train_batch_size_follows_the_buffer_unless_given() -> None:
