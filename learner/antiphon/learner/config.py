@@ -75,8 +75,8 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Number of agents, N. Where agents are listed, their number counts; a contradiction is an
     error."""
     parallel_training: ParallelTraining = "none"
-    """CoMLRL's switch for agents on several devices: ``"none"`` or ``"mp"``, which do the same: agents
-    generate and train side by side in any case, each on its device of `agent_devices`."""
+    """CoMLRL's switch for agents on several devices, ``"none"`` or ``"mp"``, which do the same:
+    agents always generate and train side by side, each on its device of `agent_devices`."""
     agent_devices: Devices = None
     """Where the learner holds its policies: ``"cpu"``, ``"cuda:0"``, one for all or a list with
     one per agent; ``"auto"`` or None takes what there is."""
