@@ -148,25 +148,19 @@ def _latest(runs: Path, name: str | None, checkpoint_dir: Path | None) -> Resume
 
 
 def _of_run(folder: RunFolder, checkpoint_dir: Path | None) -> Resume:
-    """The newest checkpoint of a run, where it keeps them or where this call keeps them."""
+    """The newest checkpoint of a run, wherever it kept them and where this call keeps them."""
+    directories = (folder.path / "checkpoints", folder.checkpoint_directory, checkpoint_dir)
+    found: list[Checkpoint] = []
     notes: list[str] = []
-    for directory in {folder.path / "checkpoints": 0, **_elsewhere(folder, checkpoint_dir)}:
+    for directory in dict.fromkeys(d for d in directories if d is not None):
         checkpoint, skipped = CheckpointStore(directory).newest(folder.run_id)
         notes += skipped
         if checkpoint is not None:
-            return Resume(folder, checkpoint, tuple(notes))
+            found.append(checkpoint)
+    if found:
+        return Resume(folder, max(found, key=lambda checkpoint: checkpoint.age), tuple(notes))
     notes.append(f"run {folder.run_id} has no checkpoint and is trained from the beginning")
     return Resume(folder, None, tuple(notes))
-
-
-def _elsewhere(folder: RunFolder, checkpoint_dir: Path | None) -> dict[Path, int]:
-    """Where else the checkpoints of a run may be, as keys in order."""
-    found: dict[Path, int] = {}
-    if checkpoint_dir is not None:
-        found[checkpoint_dir] = 0
-    if folder.checkpoint_directory is not None:
-        found[folder.checkpoint_directory] = 0
-    return found
 
 
 def _of_checkpoint(checkpoint: Checkpoint, runs: Path, notes: list[str]) -> Resume:

@@ -121,6 +121,19 @@ def test_checkpoints_outside_the_run_folder_are_found_with_it_and_by_themselves(
         assert found.checkpoint.prompts == 3
 
 
+def test_the_newest_checkpoint_counts_wherever_a_run_kept_it(tmp_path: Path) -> None:
+    """A run that was resumed with another folder for checkpoints leaves older ones in its own."""
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    folder = run_in(runs, "run", checkpoints=(2,))
+    save(folder, elsewhere, 4, incarnation=2)
+    folder.keep_checkpoints_in(elsewhere)
+    for given in (folder.path, True):
+        found = find_resume(given, runs=runs)
+        assert found is not None
+        assert found.checkpoint is not None
+        assert found.checkpoint.prompts == 4
+
+
 def test_a_run_folder_that_moved_is_found_around_its_checkpoint(tmp_path: Path) -> None:
     folder = run_in(tmp_path, "run", checkpoints=(2,))
     moved = tmp_path / "moved"
