@@ -235,11 +235,7 @@ class RunRecord:
             prompts=self.prompts_done,
             joint_actions=self.joint_actions,
             models=self._models,
-            agent_folders=tuple(
-                folder.name
-                for agent in range(self._num_agents)
-                if (folder := self._folder.agent_folder(agent)).is_dir()
-            ),
+            agent_folders=tuple(self._saved_in(agent) for agent in range(self._num_agents)),
             optimizer_steps=tuple(self._optimizer_steps),
             weights_versions=tuple(self._weights_versions),
             stage_seconds=self._stage_seconds,
@@ -350,6 +346,11 @@ class RunRecord:
         """The agents that share an agent's policy, itself among them."""
         policies = self._config.policies(self._num_agents)
         return next(agents for agents in policies if agent in agents)
+
+    def _saved_in(self, agent: int) -> str | None:
+        """The folder of an agent's trained model; agents that share a policy have one."""
+        folder = self._folder.agent_folder(self._played_with(agent)[0])
+        return folder.name if folder.is_dir() else None
 
     def _turns(self) -> tuple[TurnSnapshot, ...]:
         batch = self._batch.read()

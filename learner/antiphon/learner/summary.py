@@ -27,8 +27,8 @@ class EpochTurn:
 class Summary:
     """What a run came to.
 
-    `models`, `optimizer_steps` and `weights_versions` are by agent [N]; `agent_folders` names the
-    folders that hold trained models.
+    `models`, `agent_folders`, `optimizer_steps` and `weights_versions` are by agent [N]; the folder of
+    a model that was not saved is None.
     """
 
     run_id: str
@@ -40,7 +40,7 @@ class Summary:
     prompts: int
     joint_actions: int
     models: tuple[str, ...]
-    agent_folders: tuple[str, ...]
+    agent_folders: tuple[str | None, ...]
     optimizer_steps: tuple[int, ...]
     weights_versions: tuple[int, ...]
     stage_seconds: Mapping[str, float]
@@ -82,14 +82,13 @@ def _agents(summary: Summary) -> list[str]:
     lines += ["| agent | trained from | folder | optimiser steps | weights version |"]
     lines += ["|---|---|---|---|---|"]
     for agent, model in enumerate(summary.models):
-        folder = f"agent_{agent}"
-        shown = f"`{folder}/`" if folder in summary.agent_folders else "not saved"
+        folder = summary.agent_folders[agent]
+        shown = "not saved" if folder is None else f"`{folder}/`"
         lines.append(
             f"| {agent} | {model} | {shown} | {summary.optimizer_steps[agent]} "
             f"| {summary.weights_versions[agent]} |"
         )
-    if summary.agent_folders:
-        folder = summary.agent_folders[0]
+    if folder := next(filter(None, summary.agent_folders), None):
         lines += ["", f'Load one with `AutoModelForCausalLM.from_pretrained("{folder}")`.']
     return [*lines, ""]
 

@@ -297,6 +297,19 @@ def test_the_summary_names_the_saved_agents(folder: RunFolder) -> None:
     }
 
 
+def test_the_summary_names_one_folder_for_agents_that_share_a_policy(folder: RunFolder) -> None:
+    shared = MAGRPOConfig(num_turns=2, shared_policy=True)
+    _record(folder, shared).finish(RunState.FAILED)
+    summary = json.loads((folder.path / "summary.json").read_text())
+    assert summary["agent_folders"] == [None, None]
+    assert "Load one with" not in (folder.path / "SUMMARY.md").read_text()
+    folder.agent_folder(0).mkdir()
+    _record(folder, shared).finish(RunState.FINISHED)
+    summary = json.loads((folder.path / "summary.json").read_text())
+    assert summary["agent_folders"] == ["agent_0", "agent_0"]
+    assert "| 1 | m | `agent_0/` | 0 | 0 |" in (folder.path / "SUMMARY.md").read_text()
+
+
 def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     registry = CollectorRegistry()
     record = _record(folder, metrics=learner_metrics(registry), prompts_total=4)
