@@ -16,6 +16,7 @@ import torch
 from datasets import IterableDataset
 from tests.support import run_folders
 from tests.support.models import tiny_folder, tiny_model, tiny_tokenizer
+from tests.support.processes import Processes
 from transformers import AutoModelForCausalLM
 
 from antiphon.clients.learner import LearnerClient
@@ -248,37 +249,56 @@ def test_a_resumed_run_evaluates_what_an_uninterrupted_one_does(tmp_path: Path) 
 
 
 def test_the_trainer_evaluates_by_itself_and_leaves_the_agents_alone(tmp_path: Path) -> None:
-    """Before training: one path per task, greedy; a failed score is as configured."""
+    """Before training, on a service that belongs to a run for long: training may have it too."""
+    seen: list[str] = []
 
     def no_blue(texts: list[str], prompts: list[str], phases: list[str]) -> list[float]:
-        assert phases == ["eval"]
+        seen.extend(phases)
         if "blue" in prompts[0]:
             raise ValueError("no blue")
         return [float(len(texts[0]))]
 
-    settings = {**SMALL, "eval_temperature": 0, "wire_dtype": "bfloat16"}
-    rows = [{"prompt": "dog sings"}, {"prompt": "blue"}, {"prompt": "two"}]
-    trainer = make(
-        tmp_path,
-        no_blue,
-        eval_dataset=rows,
-        args=MAGRPOConfig(**settings, on_score_failure="missing"),
-    )
-    before = weights(trainer)
-    first = trainer.evaluate()
-    assert first["eval/tasks"] == 2
-    assert first["eval/turn_1/missing_rewards"] == 1
-    assert first["eval/turn_2/joint_actions"] == 1
-    returns = first["eval/turn_1/reward_mean"] + first["eval/turn_2/reward_mean"]
-    assert first["eval/turn_1/expected_return"] == returns
-    assert same(before, weights(trainer))
-    assert trainer.agents[0].dtype is torch.float32
-    assert not (tmp_path / "runs").exists()
-    assert trainer.evaluate(0) == {}
+    folder = tiny_folder(tmp_path / "tokenizer")
+    serve = ("generation", "--model", str(folder), "--no-weights", "--run-lease", "600")
+    with Processes(tmp_path) as processes:
+        trainer = make(
+            tmp_path,
+            no_blue,
+            eval_dataset=[{"prompt": "dog sings"}, {"prompt": "blue"}, {"prompt": "two"}],
+            train_dataset=TRAIN[:1],
+            generation_addresses=[processes.serve("agent_0", *serve).address()],
+            args=MAGRPOConfig(
+                **{**SMALL, "eval_interval": 0, "wire_dtype": "bfloat16"},
+                eval_temperature=0,
+                on_score_failure="missing",
+            ),
+        )
+        before = weights(trainer)
+        first, second = trainer.evaluate(), trainer.evaluate(2)
+        assert set(seen) == {"eval"}
+        assert first["eval/tasks"] == 2
+        assert first["eval/turn_1/missing_rewards"] == 1
+        assert first["eval/turn_2/joint_actions"] == 1
+        rewards = first["eval/turn_1/reward_mean"], first["eval/turn_2/reward_mean"]
+        assert first["eval/turn_1/expected_return"] == sum(rewards)
+        assert {**second, "eval/seconds": 0.0} == {**first, "eval/seconds": 0.0}
+        assert trainer.evaluate(0) == {}
 
-    stopping = make(tmp_path, no_blue, eval_dataset=rows, args=MAGRPOConfig(**settings))
-    with pytest.raises(Exception, match="no blue"):
-        stopping.evaluate()
+        assert same(before, weights(trainer))
+        assert trainer.agents[0].dtype is torch.float32
+        assert not (tmp_path / "runs").exists()
+        trainer.train()
+        assert set(seen) == {"eval", "train"}
+        assert evaluations(trainer) == []
+
+
+def test_a_score_that_fails_ends_an_evaluation_unless_it_may_be_missing(tmp_path: Path) -> None:
+    def fails(texts: list[str]) -> list[float]:
+        raise ValueError("no reward")
+
+    trainer = make(tmp_path, fails, eval_dataset=[{"prompt": "blue"}])
+    with pytest.raises(Exception, match="no reward"):
+        trainer.evaluate()
 
 
 def test_evaluate_refuses_what_it_cannot_do(tmp_path: Path) -> None:
