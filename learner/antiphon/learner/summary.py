@@ -27,8 +27,8 @@ class EpochTurn:
 class Summary:
     """What a run came to.
 
-    `models`, `agent_folders`, `optimizer_steps` and `weights_versions` are by agent [N]; the folder of
-    a model that was not saved is None.
+    `models`, `agent_folders`, `optimizer_steps` and `weights_versions` are by agent [N]; the folder
+    of a model that was not saved is None.
     """
 
     run_id: str
