@@ -9,7 +9,7 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-all bench-learning lint format generate docs lock install
+.PHONY: help demo test test-system test-all bench bench-learning bench-parity lint format generate docs lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ test-all: $(MODEL) ## Run every test, the slow ones too
 
 bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
 	@$(BIN)/python -m benchmarks.learning
+
+bench: bench-parity bench-learning ## Run all benchmarks; results go to benchmarks/results
+
+bench-parity: $(INSTALLED) ## Hold every number of training against CoMLRL's (makes .venv-comlrl)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.parity
 
 lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
 	@$(BIN)/ruff check --quiet --output-format concise .
