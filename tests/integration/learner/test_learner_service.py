@@ -11,6 +11,7 @@ from functools import partial
 import grpc
 import pytest
 
+from antiphon.clients.cli.evaluate import evaluate
 from antiphon.clients.errors import CallError
 from antiphon.clients.learner import LearnerClient
 from antiphon.clients.types import (
@@ -213,3 +214,21 @@ async def test_who_no_longer_waits_for_an_evaluation_is_forgotten() -> None:
             assert late.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
             while not request.dropped:
                 await asyncio.sleep(0)
+
+
+async def test_the_command_prints_a_line_per_task_and_then_every_figure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tasks = [
+        EvaluationResult("row-0", {"eval/turn_1/reward_mean": 0.25, "eval/x": 1.0}),
+        EvaluationResult("row-1", {}),
+    ]
+    async with serving() as learner:
+        answering = asyncio.create_task(answer_evaluations(learner.control, *tasks))
+        await asyncio.to_thread(evaluate, learner.address, samples=2, timeout=20)
+        await answering
+    assert capsys.readouterr().out.splitlines() == [
+        "row-0  eval/turn_1/reward_mean 0.25",
+        "row-1  no reward",
+        "asked 2",
+    ]

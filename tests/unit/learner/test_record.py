@@ -15,6 +15,7 @@ from tests.support.trees import make_node
 
 from antiphon.clients.types import RunState, Score
 from antiphon.learner.config import MAGRPOConfig
+from antiphon.learner.evaluation_figures import Evaluation, evaluated_task, overall
 from antiphon.learner.metrics import learner_metrics
 from antiphon.learner.policy import StepStats
 from antiphon.learner.progress import Snapshot
@@ -468,3 +469,52 @@ def test_a_record_that_another_process_took_over_is_not_written_any_more(
     assert screen.closed
     assert not folder.metrics_file.exists()
     assert not (folder.path / "summary.json").exists()
+
+
+def _evaluation(number: int, config: MAGRPOConfig) -> Evaluation:
+    """Of `_two_turns`: mean rewards 0.5 and 2, returns (0 + 3 + 1 + 1) / 2 and 2."""
+    task = evaluated_task("row-0", _two_turns(), config)
+    figures = {**overall([task]), "eval/number": float(number)}
+    return Evaluation(number, (task,), figures, seconds=1.5)
+
+
+def test_an_evaluation_is_a_row_of_its_own_and_counts_in_no_figure_of_training(
+    folder: RunFolder,
+) -> None:
+    registry = CollectorRegistry()
+    config, screen = MAGRPOConfig(num_turns=2), Screen()
+    record = _record(folder, config, metrics=learner_metrics(registry), progress=screen)
+    record.rolled_out(1, [make_node([1.0, 3.0])])
+    record.batch_done(SECONDS)
+    record.working_on("evaluating", epoch=1, prompt="p", turn=2)
+    assert (screen.snapshots[-1].stage, screen.snapshots[-1].turn) == ("evaluating", 2)
+    record.evaluated(_evaluation(1, config), keep_trees=True)
+    record.finish(RunState.FINISHED)
+
+    evaluated, trained = _rows(folder)
+    assert (evaluated["prompts"], evaluated["joint_actions"]) == (1, 2)
+    assert evaluated["eval/turn_1/reward_mean"] == 0.5
+    assert evaluated["eval/turn_1/expected_return"] == 2.5
+    assert evaluated["eval/turn_2/reward_mean"] == 2.0
+    assert "turn_1/reward_mean" not in evaluated
+    assert trained["turn_1/reward_mean"] == 2.0
+    assert not [name for name in trained if name.startswith("eval/")]
+
+    text = generate_latest(registry).decode()
+    assert 'antiphon_learner_eval_reward_mean{turn="1"} 0.5' in text
+    assert 'antiphon_learner_eval_expected_return{turn="2"} 2.0' in text
+    assert "antiphon_learner_evaluations_total 1.0" in text
+    assert "antiphon_learner_eval_seconds_total 1.5" in text
+    assert 'antiphon_learner_joint_actions_total{turn="1"} 2.0' in text
+    assert (
+        json.loads((folder.path / "summary.json").read_text())["stage_seconds"]["evaluate"] == 1.5
+    )
+
+
+def test_trees_of_an_evaluation_are_kept_where_they_are_wanted(folder: RunFolder) -> None:
+    config = MAGRPOConfig(num_turns=2)
+    record = _record(folder, config)
+    record.evaluated(_evaluation(1, config), keep_trees=False)
+    assert list(folder.rollouts_folder.iterdir()) == []
+    record.evaluated(_evaluation(2, config), keep_trees=True)
+    assert [row["phase"] for row in run_folders.rollout_rows(folder.path)] == ["eval"] * 6
