@@ -4,10 +4,13 @@ import re
 import shlex
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.support.processes import command, run
+
+from antiphon.learner.run_config import load_run_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -66,6 +69,16 @@ def test_every_antiphon_command_and_option_exists(name: str) -> None:
         text = help_of(*subcommand)
         for option in [word.partition("=")[0] for word in words if word.startswith("--")]:
             assert option in text, f"{name}: `{line}`: no option {option} in:\n{text}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_files_take_what_a_command_sets(name: str) -> None:
+    for line in console_lines(ROOT / name):
+        words = shlex.split(line, comments=True)
+        if Path(words[0]).name != "antiphon" or words[1] != "train" or words[2] == "run.toml":
+            continue
+        overrides = [after for word, after in pairwise(words) if word == "--set"]
+        load_run_config(ROOT / words[2], overrides=overrides)
 
 
 @pytest.mark.parametrize("name", NAMES)

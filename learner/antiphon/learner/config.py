@@ -20,11 +20,11 @@ from antiphon.learner.optimization_config import (
     OptimizationConfig,
     OptionalCount,
     OrNone,
-    none_word,
 )
 from antiphon.learner.per_agent import PerAgent, of_agent
 from antiphon.learner.prompt_config import PromptConfig
 from antiphon.learner.row_order import RowOrder
+from antiphon.services.common.settings import none_word
 
 JointMode = Literal["aligned", "cross"]
 AdvantageMode = Literal["mean", "rloo", "max", "raw"]

@@ -17,13 +17,9 @@ from antiphon.learner.lora_config import LoraSettings
 from antiphon.learner.optimizer_settings import OptimizerSettings
 from antiphon.learner.per_agent import PerAgent, of_agent
 from antiphon.learner.schedules import Schedule, warmup_of
+from antiphon.services.common.settings import none_word
 
 SchedulerType = Literal["constant", "linear", "cosine"]
-
-
-def none_word(value: object) -> object:
-    """TOML, environment and command line have no null: the word ``none`` stands for it there."""
-    return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value
 
 
 OrNone = BeforeValidator(none_word)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -38,6 +39,8 @@ def load_settings(
         environ: Where ``ANTIPHON_A__B=value`` is the same as "a.b=value"; None for none.
         prefix: What variables must begin with.
 
+    The word "none" stands for None wherever a setting may have that.
+
     Raises:
         FieldError: An unknown key (naming the nearest known one) or a value that does not fit.
     """
@@ -60,9 +63,14 @@ def load_settings(
         _put(tree, key.strip().split("."), _value(value), f"--set {key.strip()}")
     check_unknown(model, tree)
     try:
-        return model.model_validate(tree)
+        return model.model_validate(_without_words(model, tree))
     except ValidationError as error:
         raise _field_error(error) from error
+
+
+def none_word(value: object) -> object:
+    """TOML, environment and command line have no null: the word ``none`` stands for it there."""
+    return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value
 
 
 def check_unknown(model: type[BaseModel], mapping: Mapping[str, Any], field: str = "") -> None:
@@ -79,6 +87,27 @@ def check_unknown(model: type[BaseModel], mapping: Mapping[str, Any], field: str
         for inner in _models(keys[key]):
             for place, entry in _mappings(value, path):
                 check_unknown(inner, entry, place)
+
+
+def _without_words(model: type[BaseModel], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with None for the word "none" where `model`, or one inside it, may have None."""
+    keys = _keys(model)
+    read: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if NoneType in get_args(keys[key]):
+            value = none_word(value)
+        for inner in _models(keys[key]):
+            value = _each_mapping(value, partial(_without_words, inner))
+        read[key] = value
+    return read
+
+
+def _each_mapping(value: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return change(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_each_mapping(entry, change) for entry in value]
+    return value
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:

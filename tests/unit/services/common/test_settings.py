@@ -50,6 +50,20 @@ def test_values_are_toml_or_else_text() -> None:
     assert settings.by_name == {"x": 0.001}
 
 
+def test_the_word_none_is_none_wherever_there_may_be_none() -> None:
+    class Run(BaseModel):
+        outer: Outer
+        several: list[Outer] = []
+        name: str | None = "run"
+        limit: int | None = 3
+        word: str = ""
+
+    overrides = ["name=none", "limit=none", "word=none", "outer.seed=1", "outer.extra=none"]
+    run = load_settings(Run, overrides=[*overrides, 'several=[{seed = 2, extra = "none"}]'])
+    assert (run.name, run.limit, run.word) == (None, None, "none")
+    assert (run.outer.extra, run.several[0].extra) == (None, None)
+
+
 def test_entries_of_a_list_go_by_number(toml: Path) -> None:
     settings = load_settings(
         Outer,
