@@ -177,7 +177,12 @@ class Evaluations:
                 "weights_versions": [agent.weights_version for agent in self._status.agents],
                 "checkpoint": None,
             }
-            folder = await asyncio.to_thread(best.keep, value, about)
+            try:
+                folder = await asyncio.to_thread(best.keep, value, about)
+            except Exception as error:  # noqa: BLE001 - a disk and its libraries raise manifold
+                reason = f"{type(error).__name__}: {error}"
+                self._status.note(f"the best models could not be written: {reason}")
+                return
             self._best_at = self._record.prompts_done
             self._status.note(f"best {best.metric} so far, {value:.4g}: {folder}")
 

@@ -202,6 +202,17 @@ async def test_the_best_models_are_kept_and_refer_to_the_checkpoint_of_their_mom
     assert len(stage.saved) == 2
 
 
+async def test_a_disk_that_refuses_the_best_models_does_not_end_the_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "gone", best=True)
+    stage.values = [0.5, 0.25]
+    await stage.evaluations.if_due()
+    assert "the best models could not be written: FileNotFoundError" in stage.notes[-1]
+    (tmp_path / "gone").mkdir()
+    stage.record.prompts_done = 2
+    await stage.evaluations.if_due()
+    assert json.loads((tmp_path / "gone" / "best" / "best.json").read_text())["value"] == 0.25
+
+
 async def results(request: EvaluationRequest) -> list[EvaluationResult]:
     async with asyncio.timeout(5):
         return [result async for result in request.results()]
