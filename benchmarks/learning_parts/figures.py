@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from benchmarks.learning_parts.task import Settings
 
-LEVEL = 0.6
+LEVEL = 0.5
 """The reward to reach: mean of both turns, over the last `WINDOW` prompts."""
 WINDOW = 10
 RESAMPLES = 10_000
@@ -26,6 +26,7 @@ class Run:
         cpu: Seconds of processor that all processes of the run had used by then.
         start: Seconds until the first reward.
         start_cpu: The same in seconds of processor.
+        load: The machine's load average meanwhile, this run's own share included.
         steps: Optimiser steps of each agent.
     """
 
@@ -36,6 +37,7 @@ class Run:
     cpu: np.ndarray
     start: float
     start_cpu: float
+    load: float
     steps: tuple[int, ...]
 
     @property
@@ -72,6 +74,7 @@ def read_run(told: dict[str, Any], settings: Settings) -> Run:
         cpu=np.array(told["cpu"][1:]),
         start=told["seconds"][0],
         start_cpu=told["cpu"][0],
+        load=float(np.mean(told["load"])),
         steps=tuple(told["optimizer_steps"]),
     )
 
@@ -105,6 +108,7 @@ def of_arm(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
         "optimizer_steps": interval([float(np.mean(run.steps)) for run in runs]),
         "start_seconds": interval([run.start for run in runs]),
         "start_cpu_seconds": interval([run.start_cpu for run in runs]),
+        "load_average": interval([run.load for run in runs]),
         "total_seconds": interval([float(run.seconds[-1]) for run in runs]),
         "until_level": {name: interval([one[name] for one in until]) for name in until[0]},
         "until_level_per_seed": until,

@@ -88,12 +88,14 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
     rewards: list[float] = []
     seconds: list[float] = []
     cpu: list[float] = []
+    load: list[float] = []
 
     def told(reward: float) -> None:
         rewards.append(reward)
         if len(rewards) % settings.joint_actions_per_prompt == 0 or len(rewards) == 1:
             seconds.append(time.perf_counter() - BEGAN)
             cpu.append(cpu_seconds())
+            load.append(os.getloadavg()[0])
 
     common = {
         "agents": [AutoModelForCausalLM.from_pretrained(snapshot) for _ in task.ROLES],
@@ -114,6 +116,7 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
         "rewards": rewards,
         "seconds": seconds,
         "cpu": cpu,
+        "load": load,
         "total_seconds": time.perf_counter() - BEGAN,
         "cpu_seconds": cpu_seconds(),
         "optimizer_steps": steps,

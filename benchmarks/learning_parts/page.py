@@ -28,8 +28,8 @@ def _arms(result: dict[str, Any]) -> str:
         "",
         "| arm | final reward, turn 1 | final reward, turn 2 | seeds that reached the level "
         "| samples to the level | seconds to the level | of them start-up | whole run, s "
-        "| processor seconds to the level | optimiser steps per agent |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| processor seconds to the level | optimiser steps per agent | load average |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, arm in result["arms"].items():
         until = arm["until_level"]
@@ -44,6 +44,7 @@ def _arms(result: dict[str, Any]) -> str:
             _span(arm["total_seconds"], ".0f"),
             _span(until["cpu_seconds"], ".0f"),
             f"{arm['optimizer_steps']['mean']:.0f}",
+            f"{arm['load_average']['mean']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -61,7 +61,7 @@ ARMS = {
 class Settings:
     """What all arms have in common."""
 
-    prompts: int = 120
+    prompts: int = 80
     num_generations: int = 8
     num_turns: int = 2
     max_new_tokens: int = 8
