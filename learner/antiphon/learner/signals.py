@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+from antiphon.services.common.forks import undone_in_children
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,7 +20,7 @@ class RunSignals:
     """Owns SIGINT and SIGTERM while it is entered; the handlers before are put back afterwards.
 
     The first signal goes to who is connected, now or later; the second runs `last_act` and ends
-    the process with code 128 + its number.
+    the process with code 128 + its number. Children that user code forks have the handlers before.
 
     Args:
         last_act: Run on the main thread before the process ends at once; must not block.
@@ -27,12 +30,14 @@ class RunSignals:
         self._last_act = last_act
         self._before: dict[int, Any] = {}
         self._stop: Callable[[str], None] | None = None
+        self._forks = contextlib.ExitStack()
         self.received: signal.Signals | None = None
         """The first signal, None while there was none."""
 
     def __enter__(self) -> RunSignals:
         require_main_thread()
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._forks.enter_context(undone_in_children(self._put_back))
         return self
 
     def __exit__(
@@ -41,6 +46,10 @@ class RunSignals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._forks.close()
+        self._put_back()
+
+    def _put_back(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

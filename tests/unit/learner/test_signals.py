@@ -46,6 +46,17 @@ def test_the_handlers_before_are_put_back() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_forked_child_has_the_handlers_before() -> None:
+    """A pool in a reward function ends its workers by SIGTERM and waits for them."""
+    with RunSignals() as signals:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert signals.received is None
+
+
 def test_afterwards_sigint_is_a_keyboard_interrupt_and_sigterm_the_exit_code_143() -> None:
     """S13: what the caller of train() sees."""
     signals = RunSignals()

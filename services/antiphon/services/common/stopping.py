@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
+
+from antiphon.services.common.forks import undone_in_children
 
 if TYPE_CHECKING:
     from antiphon.services.common.server import Server
@@ -26,7 +29,7 @@ class StopSignals:
 
     The first signal asks; a second one ends the process at once. A thread of its own sees them,
     whatever the main thread and the event loop are busy with. Entered on the main thread; handlers
-    are put back when it is left.
+    are put back when it is left, and in children that user code forks.
 
     Args:
         exit_with_parent: Ask to stop when standard input ends, and ignore SIGINT, which a
@@ -40,6 +43,7 @@ class StopSignals:
         self._listener: Callable[[], object] | None = None
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
+        self._forks = contextlib.ExitStack()
 
     def __enter__(self) -> StopSignals:
         # The interpreter writes each signal's number to this socket at once; its own handlers run
@@ -51,6 +55,7 @@ class StopSignals:
             ignored = self._exit_with_parent and number == signal.SIGINT
             handler = signal.SIG_IGN if ignored else self._on_handler
             self._previous[number] = signal.signal(number, handler)
+        self._forks.enter_context(undone_in_children(self._put_back))
         self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
         self._thread.start()
         if self._exit_with_parent:
@@ -63,12 +68,16 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_wakeup)
+        self._forks.close()
+        self._put_back()
         self._writer.close()
         self._thread.join()
         self._reader.close()
+
+    def _put_back(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
 
     @property
     def exit_code(self) -> int:

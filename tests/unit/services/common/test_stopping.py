@@ -73,3 +73,15 @@ def test_a_child_ignores_ctrl_c() -> None:
         os.dup2(stdin, 0)
         os.close(reader)
         os.close(stdin)
+
+
+def test_a_forked_child_keeps_none_of_it() -> None:
+    """A pool in a user's function ends its workers by SIGTERM."""
+    with StopSignals() as stop:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asyncio.run(asyncio.wait_for(stop.wait(), 5)) == "SIGINT"
