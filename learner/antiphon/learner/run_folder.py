@@ -33,12 +33,12 @@ class RunFolder:
     """One run's folder. Made by `create` or `open`.
 
     Attributes:
-        path: The folder.
+        path: The folder; absolute, as user code may change the working directory.
         run_id: The run's id, the same for as long as the folder lives.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
-        self.path = path
+        self.path = path.absolute()
         self.run_id = run_id
 
     @classmethod

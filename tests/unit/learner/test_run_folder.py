@@ -25,6 +25,16 @@ def test_an_opened_folder_is_the_same_run(tmp_path: Path) -> None:
     assert RunFolder.open(made.path).run_id == made.run_id
 
 
+def test_it_stays_where_it_is_when_user_code_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(Path("runs"), "demo")
+    monkeypatch.chdir("/")
+    assert folder.next_incarnation(0) == 1
+    assert folder.path == tmp_path / "runs" / "demo"
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"run\.json"):
         RunFolder.open(tmp_path)
