@@ -1,4 +1,7 @@
-"""Samples one agent on its replicas, and brings back a replica that lost its weights."""
+"""Samples one agent on its replicas, and brings back a replica that lost its weights.
+
+Where a replica cannot be reached any more, the others take what it has not delivered.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from antiphon.clients.types import (
 )
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.publisher import AgentPublisher
-from antiphon.learner.replicas import Replica, RunIdentity, raise_explained
+from antiphon.learner.replicas import Replica, RunIdentity, lose, raise_explained
 
 WEIGHTS_LOST = frozenset({"WEIGHTS_MISSING", "WEIGHTS_FOREIGN"})
 RESYNCS = 3
@@ -22,7 +25,7 @@ RESYNCS = 3
 
 
 class Agent:
-    """One agent's generation: prompts split over its replicas in contiguous shares.
+    """One agent's generation: prompts split over its reachable replicas in contiguous shares.
 
     Args:
         identity: The run that asks.
@@ -64,21 +67,41 @@ class Agent:
         Raises:
             RunSupersededError: A later learner drives the run.
             ServiceTakenError: A replica belongs to another run.
-            CallError: A replica could not be reached; names its address.
+            CallError: No replica could be reached; names the last one's address.
             ContractError: A replica's completions are not those that were asked for.
         """
-        async with task_group() as group:
-            for replica, share in zip(
-                self._replicas, shares(len(prompts), len(self._replicas)), strict=True
-            ):
-                if share:
-                    group.create_task(self._generate_share(replica, prompts, share, deliver))
+        delivered: set[tuple[int, int]] = set()
+        left = list(range(len(prompts)))
+        while left:
+            live = [replica for replica in self._replicas if replica.reachable]
+            async with task_group() as group:
+                for replica, share in zip(live, shares(len(left), len(live)), strict=True):
+                    if share:
+                        places = left[share.start : share.stop]
+                        group.create_task(
+                            self._share_or_lose(replica, prompts, places, delivered, deliver)
+                        )
+            left = [place for place in left if _missing(prompts, [place], delivered)]
+
+    async def _share_or_lose(
+        self,
+        replica: Replica,
+        prompts: Sequence[PromptSamples],
+        places: Sequence[int],
+        delivered: set[tuple[int, int]],
+        deliver: Callable[[Completion], None],
+    ) -> None:
+        try:
+            await self._generate_share(replica, prompts, places, delivered, deliver)
+        except CallError as error:
+            lose(replica, self._replicas, error)
 
     async def _generate_share(
         self,
         replica: Replica,
         prompts: Sequence[PromptSamples],
-        share: range,
+        places: Sequence[int],
+        delivered: set[tuple[int, int]],
         deliver: Callable[[Completion], None],
     ) -> None:
         request = GenerateRequest(
@@ -86,26 +109,24 @@ class Agent:
             incarnation=self._identity.incarnation,
             agent=self._agent,
             min_weights_version=self._publisher.version,
-            prompts=tuple(prompts[share.start : share.stop]),
+            prompts=tuple(prompts[place] for place in places),
             sampling=self._sampling,
             include_full_logprobs=self._include_full_logprobs,
         )
-        delivered: set[tuple[int, int]] = set()
         for resync in range(RESYNCS + 1):
             try:
-                await self._stream(replica, request, share, delivered, deliver)
+                await self._stream(replica, request, places, delivered, deliver)
             except CallError as error:
                 if error.reason not in WEIGHTS_LOST or resync == RESYNCS:
                     raise_explained(error, self._identity, self._agent)
                 await self._publisher.push_again(replica)
             else:
                 break
-        wanted = {(p, s) for p in share for s in range(len(prompts[p].seeds))}
-        if delivered != wanted:
+        if missing := _missing(prompts, places, delivered):
             raise ContractError(
                 replica.address,
                 "Generate",
-                f"the stream ended without the completions {sorted(wanted - delivered)[:5]} "
+                f"the stream ended without the completions {sorted(missing)[:5]} "
                 f"(prompt, sample) of agent {self._agent}",
             )
 
@@ -113,7 +134,7 @@ class Agent:
         self,
         replica: Replica,
         request: GenerateRequest,
-        share: range,
+        places: Sequence[int],
         delivered: set[tuple[int, int]],
         deliver: Callable[[Completion], None],
     ) -> None:
@@ -130,7 +151,7 @@ class Agent:
                     "for",
                 )
             self._check_version(replica, completion, request.min_weights_version)
-            place = (share.start + index, sample)
+            place = (places[index], sample)
             if place not in delivered:
                 delivered.add(place)
                 deliver(replace(completion, prompt_index=place[0]))
@@ -144,6 +165,14 @@ class Agent:
                 f"agent {self._agent}'s completion was sampled under weights versions {versions}, "
                 f"wanted {wanted} at least",
             )
+
+
+def _missing(
+    prompts: Sequence[PromptSamples], places: Sequence[int], delivered: set[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """What of the prompts at these places is not delivered yet, as (prompt, sample)."""
+    wanted = {(place, sample) for place in places for sample in range(len(prompts[place].seeds))}
+    return wanted - delivered
 
 
 def shares(count: int, replicas: int) -> list[range]:

@@ -121,6 +121,8 @@ class Assembly:
             )
             for number, agents in enumerate(setup.policies)
         ]
+        for publisher in publishers:
+            self._stack.push_async_callback(publisher.close)
         served = _Served(identity, replicas, services, publishers)
         judges = await self._judges()
         rollout = self._rollout(served, judges)

@@ -1,7 +1,9 @@
 """Publishes one agent's weights to its replicas: encoded once, each replica on its own channel.
 
-A version counts as published when every replica has said that it applied it. A replica that lost
-its weights is sent the present version again.
+A version counts as published when every reachable replica has said that it applied it. A replica
+that lost its weights is sent the present version again. One that cannot be reached holds up nobody:
+where others are left the run goes on without it, every publish tries it again beside the others,
+and once a push reaches it, it takes its share again.
 
 Of an agent with a LoRA adapter only the adapter is sent, in a push of kind ADAPTER; a replica that
 lacks its base (PUSH_BASE_MISMATCH) gets base and adapter together, in one of kind FULL. Both have
@@ -11,6 +13,7 @@ the same digest, that of all tensors. The base is frozen and is encoded once mor
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,16 +32,25 @@ from antiphon.clients.types import (
     TensorSpec,
 )
 from antiphon.learner.concurrency import task_group
-from antiphon.learner.replicas import Replica, RunIdentity, raise_explained
+from antiphon.learner.replicas import (
+    Replica,
+    RunIdentity,
+    RunSupersededError,
+    ServiceTakenError,
+    lose,
+    raise_explained,
+)
 from antiphon.services.common.lora import adapter_dtype, is_adapter_tensor
 from antiphon.services.common.tensors import to_bytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Publication:
-    """A version that every replica has applied.
+    """A version that every reachable replica has applied.
 
-    `nbytes` is what went to all replicas together, `seconds` from encoding to the last answer,
+    `nbytes` is what went to these replicas together, `seconds` from encoding to the last answer,
     `pause_seconds` the longest time in which a replica could not generate.
     """
 
@@ -94,7 +106,8 @@ class AgentPublisher:
         self._digest = b""
         self._resumed_digest: bytes | None = None
         self.version = 0
-        """The version that every replica has applied; 0 before the first publish."""
+        """The version that every reachable replica has applied; 0 before the first publish."""
+        self._returning: dict[str, asyncio.Task[None]] = {}
 
     async def publish(self) -> Publication:
         """Send the present weights to every replica as the next version.
@@ -102,22 +115,58 @@ class AgentPublisher:
         Raises:
             RunSupersededError: A later learner drives the run.
             ServiceTakenError: A replica belongs to another run.
-            CallError: A replica could not be reached or refused the push.
+            CallError: No replica could be reached, or one refused the push.
             FieldError: A resumed run's first weights are not those of its checkpoint.
         """
         start = time.monotonic()
         encoded = await asyncio.to_thread(self._encode, self.version + 1)
         self._check_resumed(encoded.header.digest)
+        self._seek_lost(encoded)
         async with task_group() as group:
-            pushes = [group.create_task(self._push(r, encoded)) for r in self._replicas]
+            pushes = [
+                group.create_task(self._push_or_lose(replica, encoded))
+                for replica in self._replicas
+                if replica.reachable
+            ]
         self.version, self._digest = encoded.header.version, encoded.header.digest
+        applied = [done for push in pushes if (done := push.result()) is not None]
         return Publication(
             agent=self._agent,
             version=self.version,
-            nbytes=sum(push.result()[0] for push in pushes),
+            nbytes=sum(nbytes for nbytes, _ in applied),
             seconds=time.monotonic() - start,
-            pause_seconds=max(push.result()[1] for push in pushes),
+            pause_seconds=max(pause for _, pause in applied),
         )
+
+    async def close(self) -> None:
+        """Give up the replicas that could not be reached."""
+        for task in self._returning.values():
+            task.cancel()
+        await asyncio.gather(*self._returning.values(), return_exceptions=True)
+
+    def _seek_lost(self, encoded: _Encoded) -> None:
+        """Push to the replicas that could not be reached, beside everything else."""
+        for replica in self._replicas:
+            if replica.reachable:
+                continue
+            if earlier := self._returning.pop(replica.address, None):
+                earlier.cancel()
+            self._returning[replica.address] = asyncio.create_task(self._seek(replica, encoded))
+
+    async def _seek(self, replica: Replica, encoded: _Encoded) -> None:
+        try:
+            await self._push(replica, encoded)
+        except (CallError, RunSupersededError, ServiceTakenError) as error:
+            logger.warning("%s stays left out: %s", replica.address, error)
+        else:
+            replica.reachable = True
+
+    async def _push_or_lose(self, replica: Replica, encoded: _Encoded) -> tuple[int, float] | None:
+        try:
+            return await self._push(replica, encoded)
+        except CallError as error:
+            lose(replica, self._replicas, error)
+            return None
 
     async def push_again(self, replica: Replica) -> None:
         """Send the published version to a replica that has lost it.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
@@ -15,6 +16,8 @@ from antiphon.clients.types import (
     PushHeader,
     PushResult,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class GenerationCalls(Protocol):
@@ -59,11 +62,27 @@ class RunIdentity:
 
 @dataclass
 class Replica:
-    """One process that serves an agent; `acknowledged` are the weights that it said it applied."""
+    """One process that serves an agent; `acknowledged` are the weights that it said it applied.
+
+    One that is not `reachable` gets no prompts until a push has reached it again.
+    """
 
     address: str
     client: GenerationCalls
     acknowledged: LoadedWeights = field(default_factory=LoadedWeights)
+    reachable: bool = True
+
+
+def lose(replica: Replica, replicas: Sequence[Replica], error: CallError) -> None:
+    """Go on without a replica that cannot be reached, where another one is left.
+
+    Raises:
+        CallError: The error is not that of an unreachable process, or nobody else is left.
+    """
+    replica.reachable = False
+    if not error.transient or not any(other.reachable for other in replicas):
+        raise error
+    logger.warning("%s is left out until a push reaches it again: %s", replica.address, error)
 
 
 class RunSupersededError(RuntimeError):

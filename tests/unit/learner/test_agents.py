@@ -194,13 +194,38 @@ async def test_a_superseded_learner_stops_and_does_not_push() -> None:
     assert service.pushes == 1
 
 
+def unreachable(address: str) -> CallError:
+    return CallError(
+        grpc.StatusCode.DEADLINE_EXCEEDED, "no answer", address=address, rpc="Generate", attempts=2
+    )
+
+
 async def test_a_dead_replica_is_named_by_address_and_call() -> None:
     """S5: retries used up, the root error is what the user sees."""
-    dead = CallError(
-        grpc.StatusCode.DEADLINE_EXCEEDED, "no answer", address="a:2", rpc="Generate", attempts=2
-    )
     with pytest.raises(CallError, match=r"Generate at a:2 failed: DEADLINE_EXCEEDED"):
-        await generated(await agent_of(Service("a:1"), Service("a:2", failures=[dead])), 2)
+        await generated(await agent_of(Service("a:2", failures=[unreachable("a:2")])), 2)
+
+
+async def test_the_others_take_what_a_dead_replica_has_not_delivered() -> None:
+    """S3: no sample is lost or doubled."""
+    dying = Service("a:2", failures=[unreachable("a:2")], before_failing=3)
+    agent = await agent_of(Service("a:1"), dying)
+    came = await generated(agent, 4)
+    assert sorted((c.prompt_index, c.sample_index) for c in came) == [
+        (prompt, sample) for prompt in range(4) for sample in range(2)
+    ]
+    by = {(c.prompt_index, c.sample_index): c.text for c in came}
+    assert (by[3, 0], by[3, 1]) == ("a:2", "a:1"), "its third completion came, its fourth did not"
+    assert {by[2, 0], by[2, 1]} == {"a:2"}
+    assert {c.text for c in await generated(agent, 2)} == {"a:1"}, "it gets no prompts any more"
+
+
+async def test_the_last_replica_to_die_ends_the_run() -> None:
+    agent = await agent_of(
+        Service("a:1", failures=[unreachable("a:1")]), Service("a:2", failures=[unreachable("a:2")])
+    )
+    with pytest.raises(CallError, match="DEADLINE_EXCEEDED"):
+        await generated(agent, 2)
 
 
 async def test_a_completion_of_older_weights_is_refused() -> None:

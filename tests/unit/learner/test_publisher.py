@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,6 +109,32 @@ async def test_a_push_that_fails_leaves_the_version_as_it_was() -> None:
     with pytest.raises(CallError, match="PUSH_VERSION_CONFLICT"):
         await made.publish()
     assert made.version == 0
+
+
+async def test_a_dead_replica_holds_up_nobody_and_takes_its_share_again_once_reached() -> None:
+    dead = Receiver(
+        "a:2",
+        error=CallError(grpc.StatusCode.UNAVAILABLE, "gone", address="a:2", rpc="PushWeights"),
+    )
+    alive = Receiver("a:1")
+    agent, replicas = publisher({"w": torch.ones(2)}, alive, dead)
+    assert (await agent.publish()).version == 1
+    assert [replica.reachable for replica in replicas] == [True, False]
+    dead.error = None
+    assert (await agent.publish()).version == 2
+    async with asyncio.timeout(5):
+        while not replicas[1].reachable:
+            await asyncio.sleep(0)
+    assert [header.version for header, _ in dead.pushes] == [2]
+    assert replicas[1].acknowledged.version == 2
+    await agent.close()
+
+
+async def test_a_publish_that_reaches_nobody_ends_the_run() -> None:
+    gone = CallError(grpc.StatusCode.UNAVAILABLE, "gone", address="a:1", rpc="PushWeights")
+    agent, _ = publisher({"w": torch.ones(2)}, Receiver(error=gone), Receiver("a:2", error=gone))
+    with pytest.raises(CallError, match="gone"):
+        await agent.publish()
 
 
 async def test_an_answer_that_acknowledges_another_version_is_refused() -> None:
