@@ -6,13 +6,14 @@ from typing import Any
 
 BEGIN = "<!-- The tables are written by make bench-learning. -->"
 END = "<!-- End of the tables. -->"
+PLOT = "![Reward of each turn against samples and against seconds](learning.svg)"
 
 
 def with_tables(page: str, result: dict[str, Any]) -> str:
-    """The page with the tables of `result` between its two marks."""
+    """The page with the plot and the tables of `result` between its two marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(result)}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{PLOT}\n\n{tables(result)}\n\n{END}{after}"
 
 
 def tables(result: dict[str, Any]) -> str:
