@@ -202,32 +202,34 @@ class AgentPublisher:
             )
 
     def _encode(self, version: int) -> _Encoded:
-        tensors = dict(sorted(self._tensors().items()))
+        tensors = self._tensors()
         adapter = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
         if not adapter:
-            return self._encoded(version, PushKind.FULL, tensors)
+            return self._encoded(version, PushKind.FULL, self._parts(tensors))
+        base = {name: t for name, t in tensors.items() if name not in adapter}
         if not self._base:
-            base = {name: t for name, t in tensors.items() if name not in adapter}
-            self._base = self._specs(base, self._buffers(base))
+            self._base = tuple(spec for spec, _ in self._parts(base))
+        # Copied, so that a push of all tensors that comes later is of this version all the same.
+        parts = [(spec, memoryview(bytes(buffer))) for spec, buffer in self._parts(adapter)]
         return self._encoded(
             version,
             PushKind.ADAPTER,
-            adapter,
+            parts,
             base=self._base,
-            whole=lambda: self._encoded(version, PushKind.FULL, tensors),
+            whole=lambda: self._encoded(version, PushKind.FULL, [*self._parts(base), *parts]),
         )
 
     def _encoded(
         self,
         version: int,
         kind: PushKind,
-        tensors: Mapping[str, Tensor],
+        parts: Sequence[tuple[TensorSpec, memoryview]],
         *,
         base: tuple[TensorSpec, ...] = (),
         whole: Callable[[], _Encoded] | None = None,
     ) -> _Encoded:
-        buffers = self._buffers(tensors)
-        specs = self._specs(tensors, buffers)
+        ordered = sorted(parts, key=lambda part: part[0].name)
+        specs = tuple(spec for spec, _ in ordered)
         header = PushHeader(
             run_id=self._identity.run_id,
             incarnation=self._identity.incarnation,
@@ -238,23 +240,16 @@ class AgentPublisher:
             tensors=specs,
             base_digest=weights_digest(base) if base else b"",
         )
-        return _Encoded(header, buffers, whole)
+        return _Encoded(header, tuple(buffer for _, buffer in ordered), whole)
 
-    def _buffers(self, tensors: Mapping[str, Tensor]) -> tuple[memoryview, ...]:
-        return tuple(to_bytes(t, adapter_dtype(name, self._dtype)) for name, t in tensors.items())
-
-    def _specs(
-        self, tensors: Mapping[str, Tensor], buffers: Sequence[memoryview]
-    ) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(
-                name,
-                adapter_dtype(name, self._dtype),
-                tuple(tensor.shape),
-                tensor_checksum(buffer),
-            )
-            for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
-        )
+    def _parts(self, tensors: Mapping[str, Tensor]) -> list[tuple[TensorSpec, memoryview]]:
+        parts = []
+        for name, tensor in tensors.items():
+            dtype = adapter_dtype(name, self._dtype)
+            buffer = to_bytes(tensor, dtype)
+            spec = TensorSpec(name, dtype, tuple(tensor.shape), tensor_checksum(buffer))
+            parts.append((spec, buffer))
+        return parts
 
     async def _push(self, replica: Replica, encoded: _Encoded) -> tuple[int, float]:
         """Push to one replica; returns bytes, and the seconds in which it could not generate."""

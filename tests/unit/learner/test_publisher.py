@@ -266,6 +266,27 @@ async def test_a_replica_without_the_base_gets_all_of_it_once() -> None:
     assert without.pushes[0][0].version == 2
 
 
+@pytest.mark.parametrize("dtype", list(TensorDtype))
+async def test_base_and_adapter_are_of_one_version_though_the_adapter_moves_meanwhile(
+    dtype: TensorDtype,
+) -> None:
+    """The base is asked for after a step has changed the adapter in place."""
+    tensors = {name: tensor.clone() for name, tensor in ADAPTED.items()}
+
+    class Moving(Baseless):
+        async def push_weights(self, header: PushHeader, *args: Any, **options: Any) -> PushResult:
+            if header.kind is PushKind.ADAPTER:
+                tensors[f"{LAYER}.lora_A.weight"].add_(1.0)
+            return await super().push_weights(header, *args, **options)
+
+    still, moving = Receiver("a:1"), Moving("a:2")
+    made, _ = publisher(tensors, still, moving, dtype=dtype)
+    await made.publish()
+    (alone, sent), (whole, all_sent) = still.pushes[0], moving.pushes[0]
+    assert whole.digest == alone.digest
+    assert {name: all_sent[name] for name in sent} == sent
+
+
 async def test_another_refusal_of_an_adapter_travels() -> None:
     made, _ = publisher(ADAPTED, Receiver(error=failure("PUSH_VERSION_CONFLICT")))
     with pytest.raises(CallError, match="PUSH_VERSION_CONFLICT"):
