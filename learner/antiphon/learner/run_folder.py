@@ -53,20 +53,18 @@ class RunFolder:
             run_id: The run's id; None makes one.
 
         Raises:
-            FieldError: `name` is no plain folder name.
+            FieldError: `name` is no plain folder name, or nothing can be written to `parent`.
         """
         wanted = time.strftime("%Y%m%d-%H%M%S") if name is None else name
         if not wanted or wanted in (".", "..") or Path(wanted).name != wanted:
             raise FieldError("run.name", repr(wanted), "the name of a folder, without a path")
-        parent.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:
-            path = parent / (wanted if number == 1 else f"{wanted}-{number}")
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                number += 1
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path = _new_folder(parent, wanted)
+        except OSError as error:
+            raise FieldError(
+                "run.directory", f"{parent} ({error.strerror})", "a folder that can be written to"
+            ) from error
         folder = cls(path, run_id or f"{path.name}-{secrets.token_hex(4)}")
         folder._store(incarnation=0)
         (path / "rollouts").mkdir()
@@ -209,3 +207,15 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(inner) for inner in value]
     return value
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path

@@ -46,6 +46,13 @@ def test_a_name_that_leaves_the_parent_is_refused(tmp_path: Path, name: str) -> 
         RunFolder.create(tmp_path, name)
 
 
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for parent in (tmp_path / "file", tmp_path / "file" / "runs", Path("/proc/runs")):
+        with pytest.raises(FieldError, match=r"run\.directory.*can be written"):
+            RunFolder.create(parent, "demo")
+
+
 def test_incarnations_grow_over_what_folder_and_receivers_know(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "demo")
     assert folder.next_incarnation(0) == 1

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from antiphon.clients.types import FieldError
 from antiphon.learner.report.page import page
 from antiphon.learner.report.run_data import read_run
 from antiphon.learner.run_folder import write_atomically
@@ -34,5 +35,9 @@ def report(
         antiphon report runs/demo --output demo.html --trees 0
     """
     path = run / "report.html" if output is None else output
-    write_atomically(path, page(read_run(run), trees))
+    html = page(read_run(run), trees)
+    try:
+        write_atomically(path, html)
+    except OSError as error:
+        raise FieldError("--output", f"{path} ({error.strerror})", "a file to write") from error
     typer.echo(path)

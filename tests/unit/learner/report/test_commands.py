@@ -207,3 +207,11 @@ def test_looking_at_a_run_needs_no_torch(module: str) -> None:
         "assert not heavy, heavy"
     )
     run_process([sys.executable, "-c", code], cwd=ROOT)
+
+
+def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    output = str(tmp_path / "file" / "report.html")
+    failed = _command(report, str(make_run(tmp_path / "run").path), "-o", output).exception
+    assert isinstance(failed, FieldError)
+    assert f"--output: got {output}" in str(failed)
