@@ -43,7 +43,7 @@ def _list_as_tuple(value: object) -> object:
 
 
 Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_list_as_tuple)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class MAGRPOConfig(OptimizationConfig, PromptConfig):
@@ -84,13 +84,13 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     # Sampling.
     num_generations: int = Field(default=4, ge=2)
     """Completions per prompt, G; the baseline of a group needs two at least."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1, le=2**32 - 1)
     """Most tokens of a completion, its end token included."""
-    temperature: float = Field(default=0.6, gt=0)
+    temperature: float = Field(default=0.6, ge=1e-6)
     """Divides the logits; greedy decoding (0) is refused, equal completions teach nothing."""
     top_p: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OrNone] = 0.6
     """Smallest set of tokens with at least this probability; None is off."""
-    top_k: OptionalCount = 50
+    top_k: Annotated[Annotated[int, Field(ge=1, le=2**32 - 1)] | None, OrNone] = 50
     """The k likeliest tokens, before top_p; None is off."""
 
     # The tree of turns.

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 
 from antiphon.learner.config import MAGRPOConfig
 
+MOST_WALKED = 1_000_000
+"""Nodes of the largest tree whose drains are counted one by one."""
+
 
 @dataclass(frozen=True)
 class TreeSize:
@@ -96,6 +99,9 @@ def most_optimizer_steps(
 ) -> int:
     """Optimiser steps of a policy in a run where no branch ends early and no group is dead.
 
+    Of trees with more than `MOST_WALKED` nodes an upper bound: every drain has every turn in it,
+    each with a minibatch that is not full.
+
     Args:
         config: The settings.
         num_agents: Number of agents, N.
@@ -103,6 +109,9 @@ def most_optimizer_steps(
         sharing: Agents that the policy plays; each brings every node.
     """
     branching = joint_actions_per_node(config, num_agents)
+    nodes = sum(branching**turn for turn in range(config.num_turns)) * sharing
+    if nodes > MOST_WALKED:
+        return _step_bound(config, nodes * num_prompts) * config.num_train_epochs
     turns = [turn for turn in _turns(branching, config.num_turns) for _ in range(sharing)]
     size, entries = config.rollout_buffer_size, len(turns) * num_prompts
     drains = math.ceil(entries / size)
@@ -118,6 +127,13 @@ def most_optimizer_steps(
         first = (drains - 1) * size
         steps += _steps(config, [turns[entry % len(turns)] for entry in range(first, entries)])
     return steps * config.num_train_epochs
+
+
+def _step_bound(config: MAGRPOConfig, entries: int) -> int:
+    """At most so many optimiser steps come of these nodes of one epoch."""
+    size = config.rollout_buffer_size
+    minibatches = min(size, -(-size // config.minibatch_size) + config.num_turns - 1)
+    return -(-entries // size) * -(-minibatches // config.gradient_accumulation_steps)
 
 
 def _turns(branching: int, num_turns: int, turn: int = 1) -> Iterator[int]:

@@ -96,3 +96,25 @@ def test_most_steps_are_those_of_whole_trees_through_the_buffer(
                 steps += len(range(0, len(buffer.drain()), accumulated))
     steps += len(range(0, len(buffer.drain()), accumulated))
     assert most_optimizer_steps(config, 2, prompts, sharing=sharing) == steps
+
+
+def test_a_tree_too_large_to_walk_has_a_bound_on_its_steps() -> None:
+    """64^0 + … + 64^5 nodes: what listed them would not come back."""
+    config = MAGRPOConfig(
+        num_turns=6,
+        joint_mode="cross",
+        num_generations=4,
+        num_train_epochs=2,
+        rollout_buffer_size=8,
+        train_batch_size=4,
+    )
+    nodes = sum(64**turn for turn in range(6))
+    # A drain of 8 nodes: two full minibatches of 4 in one turn, and 5 turns more with one each.
+    assert most_optimizer_steps(config, 3, 1) == -(-nodes // 8) * 7 * 2
+
+
+def test_the_bound_is_not_below_what_walking_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MAGRPOConfig(num_turns=3, num_generations=2, rollout_buffer_size=3, num_train_epochs=1)
+    walked = most_optimizer_steps(config, 2, 5)
+    monkeypatch.setattr("antiphon.learner.plan.MOST_WALKED", 1)
+    assert most_optimizer_steps(config, 2, 5) >= walked
