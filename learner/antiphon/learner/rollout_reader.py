@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from antiphon.clients.types import FieldError
 from antiphon.learner.rollout_log import part_paths
 from antiphon.learner.rollout_rows import TRAIN
 
@@ -106,7 +107,7 @@ def read_trees(
     """
     paths = part_paths(folder, phase)
     for path in reversed(paths) if newest_first else paths:
-        table = pq.read_table(path)
+        table = read_table(path)
         for column, wanted in (("epoch", epoch), ("row", row)):
             if wanted is not None:
                 table = table.filter(pc.equal(table[column], wanted))
@@ -116,7 +117,21 @@ def read_trees(
 
 def read_part(path: Path) -> Iterator[Tree]:
     """The trees of one file."""
-    return _trees(pq.read_table(path))
+    return _trees(read_table(path))
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The rows of one file.
+
+    Raises:
+        FieldError: The file is damaged.
+    """
+    try:
+        return pq.read_table(path, columns=columns)
+    except pa.ArrowInvalid as error:
+        raise FieldError(
+            str(path), f"a damaged file ({error})", "a whole Parquet file; move it away to read on"
+        ) from error
 
 
 def _trees(table: pa.Table) -> Iterator[Tree]:

@@ -9,10 +9,14 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from antiphon.learner.rollout_log import part_paths
-from antiphon.learner.rollout_reader import RecordedJointAction, RecordedNode, Tree, read_part
+from antiphon.learner.rollout_reader import (
+    RecordedJointAction,
+    RecordedNode,
+    Tree,
+    read_part,
+    read_table,
+)
 from antiphon.learner.rollout_rows import EVAL, TRAIN
 from antiphon.learner.rollouts_view import prompt_text
 
@@ -64,7 +68,7 @@ def _places(rollouts: Path) -> list[tuple[Path, int]]:
     places: list[tuple[Path, int]] = []
     for phase in (TRAIN, EVAL):
         for path in part_paths(rollouts, phase):
-            table = pq.read_table(path, columns=["epoch", "prompts_before", "row"])
+            table = read_table(path, columns=["epoch", "prompts_before", "row"])
             keys = dict.fromkeys(tuple(row.values()) for row in table.to_pylist())
             places += [(path, place) for place in range(len(keys))]
     return places

@@ -215,3 +215,13 @@ def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> 
     failed = _command(report, str(make_run(tmp_path / "run").path), "-o", output).exception
     assert isinstance(failed, FieldError)
     assert f"--output: got {output}" in str(failed)
+
+
+def test_a_damaged_file_of_rollouts_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    part = sorted((folder.path / "rollouts").glob("*.parquet"))[0]
+    part.write_bytes(part.read_bytes()[:-20])
+    for command in (report, rollouts):
+        result = _command(command, str(folder.path))
+        assert isinstance(result.exception, FieldError)
+        assert str(part) in str(result.exception)
