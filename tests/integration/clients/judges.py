@@ -62,9 +62,14 @@ async def scores(actions: list[JointAction], context: Any) -> list[Score]:
 
 
 class Judge(RewardServiceServicer):
-    """Answers as scripted; the last script goes on."""
+    """Answers as scripted; the last script goes on.
 
-    def __init__(self, *scripts: ScoreScript, info: RewardInfo | None = None) -> None:
+    No call is answered before `together` calls have been under way at once.
+    """
+
+    def __init__(
+        self, *scripts: ScoreScript, info: RewardInfo | None = None, together: int = 1
+    ) -> None:
         self.scripts = list(scripts) or [scores]
         self.info = info
         self.asked: list[list[JointAction]] = []
@@ -73,6 +78,8 @@ class Judge(RewardServiceServicer):
         self.info_calls = 0
         self.running = 0
         self.most_running = 0
+        self._together = together
+        self._met = asyncio.Event()
 
     async def Score(self, request: Any, context: Any) -> Any:  # noqa: N802
         _, tasks, actions = score_request_from_proto(request)
@@ -82,7 +89,10 @@ class Judge(RewardServiceServicer):
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        if self.most_running >= self._together:
+            self._met.set()
         try:
+            await self._met.wait()
             # Lets every call that is under way arrive before the first is answered.
             for _ in range(20):
                 await asyncio.sleep(0)

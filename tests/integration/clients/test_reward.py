@@ -61,7 +61,7 @@ async def test_nothing_to_score_makes_no_call() -> None:
 
 async def test_batches_and_calls_at_once_keep_to_what_the_service_takes(address: str) -> None:
     """S8: a cap on what is in flight."""
-    judge = Judge(info=RewardInfo("n", max_batch_size=3, max_concurrent_calls=2))
+    judge = Judge(info=RewardInfo("n", max_batch_size=3, max_concurrent_calls=2), together=2)
     assert await score(judge, address) == EXPECTED
     assert sorted(map(len, judge.asked)) == [1, 3, 3, 3]
     assert judge.most_running == 2
@@ -76,7 +76,7 @@ async def test_a_service_without_limits_is_not_flooded() -> None:
 
 
 async def test_the_cap_holds_over_all_callers_and_the_info_is_asked_once() -> None:
-    judge = Judge(info=RewardInfo("n", max_concurrent_calls=2))
+    judge = Judge(info=RewardInfo("n", max_concurrent_calls=2), together=2)
     async with serving(judge.register) as target, RewardClient(target) as client:
         calls = [client.score("r", TASKS, [action], timeout=20) for action in ACTIONS]
         found = await within(asyncio.gather(*calls))

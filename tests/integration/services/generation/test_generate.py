@@ -182,7 +182,7 @@ async def test_model_info_says_what_runs(tiny_folders: Folders) -> None:
     assert info.end_token_ids == (2, 3)
     assert info.tokenizer_fingerprint == tokenizer_fingerprint(load_tokenizer(folder))
     assert (info.instance_id, info.boot_id) == (r.server.instance_id, r.server.boot_id)
-    assert info.capabilities.push_kinds == {PushKind.FULL}
+    assert info.capabilities.push_kinds == {PushKind.FULL, PushKind.ADAPTER}
     assert info.capabilities.token_ids
     assert info.capabilities.logprobs
     assert info.capabilities.seeds
