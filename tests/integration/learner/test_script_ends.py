@@ -40,12 +40,15 @@ trainer = MAGRPOTrainer(
     args=MAGRPOConfig(num_turns=1, num_train_epochs=1000, num_generations=2, max_new_tokens=4),
     run_name="the-run",
 )
+def handlers():
+    return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+before = handlers()
 try:
     trainer.train()
 finally:
     ended = sys.exc_info()[0]
-    handlers = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
-    restored = handlers == (signal.default_int_handler, signal.SIG_DFL)
+    restored = handlers() == before
     print("ended by", ended and ended.__name__, "handlers restored", restored, flush=True)
 """
 
