@@ -27,14 +27,14 @@ from benchmarks.parity_parts.script import BOS, EOS, WORD_IDS
 from datasets import Dataset
 
 from antiphon.clients.types import SamplingParameters, Task
-from antiphon.learner.advantages import group_advantages
-from antiphon.learner.config import MAGRPOConfig, resolve_num_agents
-from antiphon.learner.data import Row, Tasks
-from antiphon.learner.logprobs import Row as TokenRow
-from antiphon.learner.logprobs import batch_logprobs, collate
-from antiphon.learner.loss import LossTokens, policy_loss, token_weights
-from antiphon.learner.policy import Policy
-from antiphon.learner.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.arithmetic.advantages import group_advantages
+from antiphon.learner.arithmetic.loss import LossTokens, policy_loss, token_weights
+from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.config.magrpo import MAGRPOConfig, resolve_num_agents
+from antiphon.learner.data.tasks import Row, Tasks
+from antiphon.learner.policy.logprobs import Row as TokenRow
+from antiphon.learner.policy.logprobs import batch_logprobs, collate
+from antiphon.learner.policy.policy import Policy
 from antiphon.services.common.errors import UserFunctionError
 from antiphon.services.common.models import encode_prompt
 from antiphon.services.common.sampling import sample

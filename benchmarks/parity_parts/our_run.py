@@ -31,25 +31,25 @@ from antiphon.clients.types import (
     Task,
     TensorDtype,
 )
-from antiphon.learner.buffer import RolloutBuffer
-from antiphon.learner.config import MAGRPOConfig
-from antiphon.learner.data import Row
-from antiphon.learner.formatters import Prompts
-from antiphon.learner.logprobs import Row as TokenRow
-from antiphon.learner.logprobs import batch_logprobs, collate
-from antiphon.learner.loss import LossTokens, policy_loss, token_weights
-from antiphon.learner.policy import Policy, PolicySettings, StepStats
-from antiphon.learner.prompt_encoding import prompt_encoders
-from antiphon.learner.prompts import TokenizedPrompts
-from antiphon.learner.record import RunRecord
-from antiphon.learner.reference import Reference, References
-from antiphon.learner.rollout import Rollout, RolloutShape
-from antiphon.learner.run_folder import RunFolder
-from antiphon.learner.samples import TrainingSample, training_samples
-from antiphon.learner.scoring import RewardScorer, ServiceTransitions
-from antiphon.learner.stages import StageClock
-from antiphon.learner.tree import Node
-from antiphon.learner.updates import AgentUpdate, Updates
+from antiphon.learner.arithmetic.buffer import RolloutBuffer
+from antiphon.learner.arithmetic.loss import LossTokens, policy_loss, token_weights
+from antiphon.learner.arithmetic.samples import TrainingSample, training_samples
+from antiphon.learner.config.magrpo import MAGRPOConfig
+from antiphon.learner.data.formatters import Prompts
+from antiphon.learner.data.tasks import Row
+from antiphon.learner.policy.logprobs import Row as TokenRow
+from antiphon.learner.policy.logprobs import batch_logprobs, collate
+from antiphon.learner.policy.policy import Policy, PolicySettings, StepStats
+from antiphon.learner.policy.reference import Reference, References
+from antiphon.learner.policy.updates import AgentUpdate, Updates
+from antiphon.learner.record.record import RunRecord
+from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.stages import StageClock
+from antiphon.learner.rollout.prompt_encoding import prompt_encoders
+from antiphon.learner.rollout.prompts import TokenizedPrompts
+from antiphon.learner.rollout.rollout import Rollout, RolloutShape
+from antiphon.learner.rollout.scoring import RewardScorer, ServiceTransitions
+from antiphon.learner.rollout.tree import Node
 
 
 @dataclass

@@ -22,9 +22,9 @@ from antiphon.clients.types import (
     TransitionResult,
     WeightsSpan,
 )
-from antiphon.learner.logprobs import Row as TokenRow
-from antiphon.learner.logprobs import plain_logprobs
-from antiphon.learner.samples import TrainedCompletion
+from antiphon.learner.arithmetic.samples import TrainedCompletion
+from antiphon.learner.policy.logprobs import Row as TokenRow
+from antiphon.learner.policy.logprobs import plain_logprobs
 from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
 
 Answers = Callable[[str, int], Sequence[str]]

@@ -11,7 +11,7 @@ from benchmarks.parity_parts import cases, models, our_run, script
 from benchmarks.parity_parts.cases import Case
 from benchmarks.parity_parts.relations import Told, largest
 
-from antiphon.learner.policy import Policy
+from antiphon.learner.policy.policy import Policy
 
 Tensors = Mapping[str, torch.Tensor]
 Found = Iterator[tuple[str, float]]

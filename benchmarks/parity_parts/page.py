@@ -15,8 +15,8 @@ scripted completions and rewards, and holds every number of one against the othe
 driven through its real trainer (`train()`; only `generate` is scripted), antiphon through its
 rollout, returns, advantages, buffers, policies and record. The command fails where a row below
 does not hold. The equations of antiphon's side are on the [architecture](architecture.md) page and
-in the docstrings of `antiphon.learner.returns`, `advantages` and `loss`; the differences as a user
-meets them are in [coming from CoMLRL](coming_from_comlrl.md).
+in the docstrings of `antiphon.learner.arithmetic` (`returns`, `advantages`, `loss`); the
+differences as a user meets them are in [coming from CoMLRL](coming_from_comlrl.md).
 
 The grid: 1 to 3 agents, 1 to 3 turns, `aligned` (4 completions) and `cross` (2 completions), early
 termination off and on, the four advantage modes, with normalisation off and on. Rewards are

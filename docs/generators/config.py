@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from antiphon.learner.run_config import RunConfig
+from antiphon.learner.config.run_file import RunConfig
 
 HEADER = """# Configuration
 

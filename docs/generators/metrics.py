@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 # Each of these modules registers its metrics when it is imported.
 import antiphon.services.reward
 import antiphon.services.transition  # noqa: F401
-from antiphon.learner.metrics import learner_metrics
+from antiphon.learner.record.metrics import learner_metrics
 from antiphon.services.common.prometheus import rpc_metrics, tell_build
 from antiphon.services.generation.metrics import generation_metrics
 

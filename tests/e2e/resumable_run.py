@@ -22,10 +22,10 @@ from tests.support.models import tiny_model, tiny_tokenizer
 
 from antiphon.clients.generation import GenerationClient
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.checkpoint_store import CheckpointStore
-from antiphon.learner.policy import Policy
-from antiphon.learner.run_folder import RunFolder
-from antiphon.learner.trackers.jsonl import JsonlTracker
+from antiphon.learner.checkpoints.store import CheckpointStore
+from antiphon.learner.policy.policy import Policy
+from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.trackers.jsonl import JsonlTracker
 
 PROMPTS = ["a red cat", "two dog b", "green c sings", "one blue d", "three cat e"]
 CONFIG = MAGRPOConfig(

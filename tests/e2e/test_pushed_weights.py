@@ -22,10 +22,10 @@ from antiphon.clients.types import (
     SamplingParameters,
     TensorDtype,
 )
-from antiphon.learner.policy import Policy, PolicySettings
-from antiphon.learner.publisher import AgentPublisher
-from antiphon.learner.replicas import Replica, RunIdentity
-from antiphon.learner.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.policy.policy import Policy, PolicySettings
+from antiphon.learner.weights.publisher import AgentPublisher
+from antiphon.learner.weights.replicas import Replica, RunIdentity
 
 PROMPTS = ("a red cat", "two dog replies b c", "again")
 NEW_TOKENS = 10

@@ -16,7 +16,7 @@ from tests.support import run_folders
 from tests.support.models import tiny_folder
 from tests.support.processes import Processes
 
-from antiphon.learner.rollout_reader import read_trees
+from antiphon.learner.record.rollout_reader import read_trees
 
 PROMPTS_BY_BATCH = [2, 4, 5, 7, 9, 10]
 """Five prompts in batches of two, for two epochs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from antiphon.clients.types import Completion, FinishReason, Task, WeightsSpan
-from antiphon.learner.samples import TrainedCompletion, TrainingSample
-from antiphon.learner.tree import AgentPrompt, Branch, Node, joint_indices
+from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.rollout.tree import AgentPrompt, Branch, Node, joint_indices
 
 TASK = Task("7", {"prompt": "p"})
 

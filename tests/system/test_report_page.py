@@ -6,10 +6,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tests.unit.learner.report.made_run import make_run
+from tests.unit.learner.record.report.made_run import make_run
 
-from antiphon.learner.report.page import page
-from antiphon.learner.report.run_data import read_run
+from antiphon.learner.record.report.page import page
+from antiphon.learner.record.report.run_data import read_run
 
 pytestmark = pytest.mark.system
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import command, run
 
-from antiphon.learner.run_config import load_run_config
+from antiphon.learner.config.run_file import load_run_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

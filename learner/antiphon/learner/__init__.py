@@ -12,28 +12,30 @@ if TYPE_CHECKING:
     from antiphon.learner.algorithm_trainers import MAREINFORCETrainer as MAREINFORCETrainer
     from antiphon.learner.algorithm_trainers import MAReMaxTrainer as MAReMaxTrainer
     from antiphon.learner.algorithm_trainers import MARLOOTrainer as MARLOOTrainer
-    from antiphon.learner.algorithms import CentralizedMAGRPOConfig as CentralizedMAGRPOConfig
-    from antiphon.learner.algorithms import MAREINFORCEConfig as MAREINFORCEConfig
-    from antiphon.learner.algorithms import MAReMaxConfig as MAReMaxConfig
-    from antiphon.learner.algorithms import MARLOOConfig as MARLOOConfig
-    from antiphon.learner.centralized import CentralizedParseError as CentralizedParseError
-    from antiphon.learner.centralized import TaggedAdapter as TaggedAdapter
-    from antiphon.learner.config import MAGRPOConfig as MAGRPOConfig
+    from antiphon.learner.config.algorithms import (
+        CentralizedMAGRPOConfig as CentralizedMAGRPOConfig,
+    )
+    from antiphon.learner.config.algorithms import MAREINFORCEConfig as MAREINFORCEConfig
+    from antiphon.learner.config.algorithms import MAReMaxConfig as MAReMaxConfig
+    from antiphon.learner.config.algorithms import MARLOOConfig as MARLOOConfig
+    from antiphon.learner.config.magrpo import MAGRPOConfig as MAGRPOConfig
+    from antiphon.learner.rollout.centralized import CentralizedParseError as CentralizedParseError
+    from antiphon.learner.rollout.centralized import TaggedAdapter as TaggedAdapter
     from antiphon.learner.trainer import MAGRPOTrainer as MAGRPOTrainer
 
 _MODULES = {
-    "CentralizedMAGRPOConfig": "algorithms",
+    "CentralizedMAGRPOConfig": "config.algorithms",
     "CentralizedMAGRPOTrainer": "algorithm_trainers",
-    "CentralizedParseError": "centralized",
-    "MAGRPOConfig": "config",
+    "CentralizedParseError": "rollout.centralized",
+    "MAGRPOConfig": "config.magrpo",
     "MAGRPOTrainer": "trainer",
-    "MAREINFORCEConfig": "algorithms",
+    "MAREINFORCEConfig": "config.algorithms",
     "MAREINFORCETrainer": "algorithm_trainers",
-    "MAReMaxConfig": "algorithms",
+    "MAReMaxConfig": "config.algorithms",
     "MAReMaxTrainer": "algorithm_trainers",
-    "MARLOOConfig": "algorithms",
+    "MARLOOConfig": "config.algorithms",
     "MARLOOTrainer": "algorithm_trainers",
-    "TaggedAdapter": "centralized",
+    "TaggedAdapter": "rollout.centralized",
 }
 
 __all__ = [

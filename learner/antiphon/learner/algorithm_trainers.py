@@ -1,8 +1,8 @@
-"""Trainers of MAGRPO's relatives; what each computes is in `antiphon.learner.algorithms`."""
+"""Trainers of MAGRPO's relatives; what each computes is in `antiphon.learner.config.algorithms`."""
 
 from __future__ import annotations
 
-from antiphon.learner.algorithms import (
+from antiphon.learner.config.algorithms import (
     CentralizedMAGRPOConfig,
     MAREINFORCEConfig,
     MAReMaxConfig,

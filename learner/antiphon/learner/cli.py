@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from antiphon.learner.run_config import RunConfig, load_run_config
+from antiphon.learner.config.run_file import RunConfig, load_run_config
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.logs import configure_logging
 
@@ -81,7 +81,7 @@ def train(
         if dry_run:
             _show(config)
         else:
-            from antiphon.learner.toml_run import train_from_config
+            from antiphon.learner.run.toml_run import train_from_config
 
             train_from_config(config, resume=resume)
     except KeyboardInterrupt as error:
@@ -96,8 +96,8 @@ def train(
 def _show(config: RunConfig) -> None:
     from rich.console import Console
 
-    from antiphon.learner.dry_run import inspect_run
-    from antiphon.learner.dry_run_view import show_dry_run
+    from antiphon.learner.run.dry_run import inspect_run
+    from antiphon.learner.run.dry_run_view import show_dry_run
 
     found = inspect_run(config)
     show_dry_run(Console(), config, found)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from antiphon.clients.endpoint import Endpoint
-from antiphon.learner.children import Child, ChildError, stop_children
 from antiphon.learner.concurrency import task_group
-from antiphon.learner.config import MAGRPOConfig
-from antiphon.learner.run_setup import AgentSetup, RunSetup
+from antiphon.learner.config.magrpo import MAGRPOConfig
+from antiphon.learner.run.children import Child, ChildError, stop_children
+from antiphon.learner.run.setup import AgentSetup, RunSetup
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.server import Server
 from antiphon.services.common.server_settings import ServerSettings

@@ -12,8 +12,22 @@ import torch
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
-from antiphon.learner.adapters import with_adapter
-from antiphon.learner.agent_models import (
+from antiphon.learner.checkpoints.resume import ended_for_good, open_run
+from antiphon.learner.config.checkpoints import checkpoint_settings
+from antiphon.learner.config.magrpo import MAGRPOConfig, resolve_devices
+from antiphon.learner.config.per_agent import check_per_agent, of_agent
+from antiphon.learner.control.signals import require_main_thread
+from antiphon.learner.data.formatters import Formatter, Prompts
+from antiphon.learner.data.tasks import Tasks
+from antiphon.learner.evaluation.alone import evaluate
+from antiphon.learner.evaluation.setup import evaluation_setup
+from antiphon.learner.policy.adapters import with_adapter
+from antiphon.learner.record.description import described
+from antiphon.learner.record.progress import Silent, open_progress
+from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.trackers.settings import WandbConfig, read_wandb_config, trackers_of
+from antiphon.learner.rollout.centralized import Centralized, CentralizedAdapter
+from antiphon.learner.run.agent_models import (
     agent_sources,
     check_vocabulary,
     load_agents,
@@ -21,22 +35,8 @@ from antiphon.learner.agent_models import (
     one_source,
     resolve_tokenizers,
 )
-from antiphon.learner.centralized import Centralized, CentralizedAdapter
-from antiphon.learner.checkpoint_settings import checkpoint_settings
-from antiphon.learner.config import MAGRPOConfig, resolve_devices
-from antiphon.learner.data import Tasks
-from antiphon.learner.description import described
-from antiphon.learner.evaluate_alone import evaluate
-from antiphon.learner.evaluation_setup import evaluation_setup
-from antiphon.learner.formatters import Formatter, Prompts
-from antiphon.learner.launch import train
-from antiphon.learner.per_agent import check_per_agent, of_agent
-from antiphon.learner.progress import Silent, open_progress
-from antiphon.learner.resume import ended_for_good, open_run
-from antiphon.learner.run_folder import RunFolder
-from antiphon.learner.run_setup import AgentSetup, RunSetup, save_agent, usable_cores
-from antiphon.learner.signals import require_main_thread
-from antiphon.learner.trackers.settings import WandbConfig, read_wandb_config, trackers_of
+from antiphon.learner.run.launch import train
+from antiphon.learner.run.setup import AgentSetup, RunSetup, save_agent, usable_cores
 from antiphon.services.common.server_settings import ServerSettings
 
 if TYPE_CHECKING:

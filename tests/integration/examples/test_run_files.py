@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from examples.smollm2 import CACHE, NAME
 
-from antiphon.learner.run_config import RunConfig, load_run_config
+from antiphon.learner.config.run_file import RunConfig, load_run_config
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = (

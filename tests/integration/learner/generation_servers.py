@@ -18,9 +18,9 @@ from antiphon.clients.types import (
     TensorDtype,
     TokenIds,
 )
-from antiphon.learner.agents import Agent
-from antiphon.learner.publisher import AgentPublisher
-from antiphon.learner.replicas import Replica, RunIdentity
+from antiphon.learner.rollout.agents import Agent
+from antiphon.learner.weights.publisher import AgentPublisher
+from antiphon.learner.weights.replicas import Replica, RunIdentity
 from antiphon.services.common.models import load_model
 from antiphon.services.common.server import Server, ServerSettings
 from antiphon.services.common.tensors import wire_tensors

@@ -30,8 +30,8 @@ from antiphon.learner import (
     MARLOOConfig,
     MARLOOTrainer,
 )
-from antiphon.learner.run_config import load_run_config
-from antiphon.learner.toml_run import train_from_config
+from antiphon.learner.config.run_file import load_run_config
+from antiphon.learner.run.toml_run import train_from_config
 
 SMALL: dict[str, Any] = {
     "num_train_epochs": 1,

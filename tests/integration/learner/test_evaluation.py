@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from antiphon.clients.learner import LearnerClient
 from antiphon.clients.types import EvaluationResult
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.run_config import load_run_config
-from antiphon.learner.toml_run import setup_from_config
+from antiphon.learner.config.run_file import load_run_config
+from antiphon.learner.run.toml_run import setup_from_config
 
 SMALL: dict[str, Any] = {
     "num_train_epochs": 1,

@@ -22,9 +22,9 @@ from antiphon.clients.types import (
     Run,
     RunState,
 )
-from antiphon.learner.control import RunControl
-from antiphon.learner.events import EventLog
-from antiphon.learner.service import SERVICE_NAME, LearnerServicer
+from antiphon.learner.control.control import RunControl
+from antiphon.learner.control.events import EventLog
+from antiphon.learner.control.service import SERVICE_NAME, LearnerServicer
 from antiphon.services.common.server import Server, ServerSettings
 from antiphon.v1.learner_pb2_grpc import (
     add_LearnerServiceServicer_to_server,

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.policy import Policy, PolicySettings
-from antiphon.learner.publisher import AgentPublisher
-from antiphon.learner.replicas import Replica, RunIdentity
-from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.policy.policy import Policy, PolicySettings
+from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.weights.publisher import AgentPublisher
+from antiphon.learner.weights.replicas import Replica, RunIdentity
 from antiphon.services.common.models import load_model
 
 LORA = {"r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}

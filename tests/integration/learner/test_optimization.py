@@ -12,7 +12,7 @@ from tests.integration.learner.test_script_runs import CONFIG, trainer_of
 
 from antiphon.clients.types import FieldError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.record.run_folder import RunFolder
 
 
 def config_of(**settings: Any) -> MAGRPOConfig:

@@ -12,9 +12,9 @@ from tests.integration.learner.test_script_runs import CONFIG, trainer_of
 from tests.support import run_folders
 from tests.support.wandb_runs import history
 
-from antiphon.learner.report.page import page
-from antiphon.learner.report.run_data import read_run
-from antiphon.learner.rollout_reader import read_trees
+from antiphon.learner.record.report.page import page
+from antiphon.learner.record.report.run_data import read_run
+from antiphon.learner.record.rollout_reader import read_trees
 
 
 def test_a_run_is_told_to_every_tracker_and_kept(

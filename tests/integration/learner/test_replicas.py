@@ -16,8 +16,8 @@ from tests.integration.learner.generation_servers import (
 
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy
-from antiphon.learner.connect import check_fit, largest_incarnation, model_infos, needs_of
-from antiphon.learner.replicas import RunSupersededError, ServiceTakenError
+from antiphon.learner.weights.connect import check_fit, largest_incarnation, model_infos, needs_of
+from antiphon.learner.weights.replicas import RunSupersededError, ServiceTakenError
 from antiphon.services.common.models import load_model, load_tokenizer
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphon.clients.errors import CallError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.children import ChildError
+from antiphon.learner.run.children import ChildError
 
 CONFIG = MAGRPOConfig(
     num_train_epochs=1,

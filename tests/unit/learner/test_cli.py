@@ -12,8 +12,8 @@ from tests.support.models import tiny_folder
 from typer.testing import CliRunner
 
 from antiphon.clients.cli import app
-from antiphon.learner import toml_run
-from antiphon.learner.run_config import RunConfig
+from antiphon.learner.config.run_file import RunConfig
+from antiphon.learner.run import toml_run
 from antiphon.services.common.errors import UserFunctionError
 
 TASKS = """

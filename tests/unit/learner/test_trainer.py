@@ -13,7 +13,7 @@ from tests.support.models import save_model, tiny_model, tiny_tokenizer
 
 from antiphon.clients.types import FieldError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
-from antiphon.learner.run_folder import RunFolder
+from antiphon.learner.record.run_folder import RunFolder
 from antiphon.services.common.errors import UserFunctionError
 
 ONE_TURN = MAGRPOConfig(num_turns=1)

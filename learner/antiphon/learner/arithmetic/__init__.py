@@ -1,0 +1,1 @@
+"""The arithmetic of MAGRPO as pure functions: returns, advantages, samples, minibatches, loss."""

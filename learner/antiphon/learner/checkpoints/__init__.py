@@ -1,0 +1,1 @@
+"""Saving a run whole, and going on from there."""

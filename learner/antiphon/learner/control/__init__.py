@@ -1,0 +1,1 @@
+"""Steering and watching a run from outside, and its signals."""

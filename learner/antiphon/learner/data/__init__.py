@@ -1,0 +1,1 @@
+"""From datasets to tasks, and from tasks to the agents' first prompts."""

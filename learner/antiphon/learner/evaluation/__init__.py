@@ -1,0 +1,1 @@
+"""Evaluating the policies: when, on what, and what it came to."""

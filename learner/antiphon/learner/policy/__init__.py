@@ -1,0 +1,1 @@
+"""One agent's policy: its forward pass, reference, optimiser steps and adapter."""

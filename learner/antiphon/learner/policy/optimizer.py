@@ -1,0 +1,172 @@
+"""The float32 master weights of a policy, and AdamW (arXiv 1711.05101) that takes their steps.
+
+For the k-th step with gradient g (summed over micro-batches in float32),
+
+    norm   = sqrt(sum g^2)                       over all trained parameters together
+    g      = g * c / norm                        where norm > c, c = `max_grad_norm`
+    lr     = learning_rate * schedule.factor(k)
+    master = AdamW(master, g, lr)                decay is lr * weight_decay * master
+    model  = round(master)                       to the wire's number format, nearest even
+
+Decay is of every parameter, as torch does; or of those with two dimensions and more alone, which
+leaves norms and biases out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antiphon.clients.types import FieldError, TensorDtype
+from antiphon.learner.config.optimizer import OptimizerSettings
+from antiphon.services.common.tensors import TORCH_DTYPES
+
+
+class MasterOptimizer:
+    """Master weights of a model's trained parameters, and their optimiser.
+
+    Where the wire is float32, master and parameter are one.
+
+    Args:
+        parameters: What is trained, by name; each already rounded to `wire_dtype`.
+        settings: How.
+        wire_dtype: Number format of weights on the wire.
+
+    Attributes:
+        masters: The master weights by name.
+        steps: Steps so far.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerSettings,
+        *,
+        wire_dtype: TensorDtype,
+    ) -> None:
+        self.steps = 0
+        self._parameters = dict(parameters)
+        self._settings = settings
+        self._wire = TORCH_DTYPES[wire_dtype]
+        self.masters = {name: self._master(p) for name, p in self._parameters.items()}
+        self._adamw = torch.optim.AdamW(
+            self._groups(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            fused=all(m.device.type in ("cpu", "cuda") for m in self.masters.values()),
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        settings = self._settings
+        return settings.learning_rate * settings.schedule.factor(self.steps + 1)
+
+    def gather(self) -> None:
+        """Add the model's gradients to the masters' in float32, and drop them."""
+        for name, parameter in self._parameters.items():
+            master = self.masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            self.masters[name].grad = None
+
+    def gradient_norm(self) -> float:
+        """Norm of the whole gradient, summed in float64."""
+        return math.sqrt(
+            sum(torch.linalg.vector_norm(g, dtype=torch.float64).item() ** 2 for g in self._grads())
+        )
+
+    def step(self, gradient_norm: float) -> None:
+        """Clip the gradient, whose norm is given, take one step, and round it into the model."""
+        most = self._settings.max_grad_norm
+        if most is not None and gradient_norm > most:
+            for gradient in self._grads():
+                gradient.mul_(most / gradient_norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.learning_rate
+        self._adamw.step()
+        self.steps += 1
+        self._round_into_model()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masters, moments and the number of steps; tensors are live."""
+        states = self._adamw.state
+        return {
+            "optimizer_steps": self.steps,
+            "masters": {name: master.detach() for name, master in self.masters.items()},
+            "moments": {
+                name: dict(states[master])
+                for name, master in self.masters.items()
+                if master in states
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave. Tensors are copied.
+
+        Raises:
+            FieldError: The state is of other parameters; nothing was changed.
+        """
+        masters = state["masters"]
+        got = {name: tuple(tensor.shape) for name, tensor in masters.items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in self.masters.items()}
+        for name in sorted(got.keys() | wanted.keys()):
+            if got.get(name) != wanted.get(name):
+                raise FieldError(
+                    f"masters.{name}",
+                    f"shape {got.get(name, 'missing')}",
+                    f"shape {wanted.get(name, 'missing')}; the state is of another model, or "
+                    "other parameters require a gradient",
+                )
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                master.copy_(masters[name])
+        self._adamw.state.clear()
+        for name, moments in state["moments"].items():
+            master = self.masters[name]
+            self._adamw.state[master] = {
+                key: value.to(master.device, copy=True) for key, value in moments.items()
+            }
+        self.steps = state["optimizer_steps"]
+        self._round_into_model()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of AdamW: one, or those that decay and those that do not."""
+        if self._settings.decay_norms_and_biases:
+            return [{"params": list(self.masters.values())}]
+        decayed = [m for m in self.masters.values() if m.ndim >= 2]
+        others = [m for m in self.masters.values() if m.ndim < 2]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return groups
+
+    def _grads(self) -> list[Tensor]:
+        return [master.grad for master in self.masters.values() if master.grad is not None]
+
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        shared = self._wire is torch.float32
+        return parameter if shared else parameter.detach().to(torch.float32, copy=True)
+
+    @torch.no_grad()
+    def _round_into_model(self) -> None:
+        for name, parameter in self._parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name].to(self._wire))

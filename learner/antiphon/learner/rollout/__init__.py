@@ -1,0 +1,1 @@
+"""Growing the trees: prompts, completions, scores and next prompts, breadth first by turn."""

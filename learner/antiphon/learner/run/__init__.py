@@ -1,0 +1,1 @@
+"""Putting a run together, the training loop, and taking everything down."""

@@ -1,0 +1,435 @@
+"""Puts a run together: clients, policies, publishers, rollout, from what the setup says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.generation import GenerationClient
+from antiphon.clients.types import FieldError, Phase, SamplingParameters
+from antiphon.learner.arithmetic.buffer import RolloutBuffer
+from antiphon.learner.checkpoints.checkpoints import Checkpoints
+from antiphon.learner.checkpoints.random_state import kept_generators
+from antiphon.learner.concurrency import task_group
+from antiphon.learner.control.control import RunControl
+from antiphon.learner.control.status import RunStatus
+from antiphon.learner.data.tasks import CHECK_ALL_UP_TO, Row, Tasks
+from antiphon.learner.evaluation.best_models import BestModels
+from antiphon.learner.evaluation.evaluation import Evaluator, evaluation_sampling, evaluation_shape
+from antiphon.learner.evaluation.plan import Evaluations
+from antiphon.learner.local import LocalServices
+from antiphon.learner.policy.adapters import sent_tensors
+from antiphon.learner.policy.policy import Policy
+from antiphon.learner.policy.setup import policies_of, references_of
+from antiphon.learner.policy.step_plan import schedule_notes
+from antiphon.learner.policy.updates import Updates
+from antiphon.learner.record.record import RunRecord
+from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.stages import StageClock
+from antiphon.learner.rollout.agents import Agent
+from antiphon.learner.rollout.centralized import CentralizedPrompts, SplitActions
+from antiphon.learner.rollout.judges import Judges, open_judges
+from antiphon.learner.rollout.prompt_encoding import prompt_encoders
+from antiphon.learner.rollout.prompts import TokenizedPrompts
+from antiphon.learner.rollout.rollout import PromptWriter, Rollout, RolloutShape, misfit
+from antiphon.learner.rollout.scoring import OnMainThread
+from antiphon.learner.rollout.seeds import completion_seed
+from antiphon.learner.run.early_stop import EarlyStop
+from antiphon.learner.run.limits import Limits
+from antiphon.learner.run.loop import TrainingRun
+from antiphon.learner.run.setup import RunSetup, save_policies
+from antiphon.learner.weights.connect import (
+    check_fit,
+    largest_incarnation,
+    model_infos,
+    needs_of,
+    smallest_context,
+)
+from antiphon.learner.weights.publisher import AgentPublisher
+from antiphon.learner.weights.replicas import Replica, RunIdentity
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every part of a run is told or asks."""
+
+    folder: RunFolder
+    record: RunRecord
+    status: RunStatus
+    control: RunControl
+    checkpoints: Checkpoints
+    on_main_thread: OnMainThread
+    early_stop: EarlyStop | None = None
+
+
+class Assembly:
+    """Connects to the services of a run and puts its parts together.
+
+    Args:
+        setup: The run.
+        local: Starts what the run brings itself.
+        context: What the parts are told and ask.
+        stack: Closes clients, threads and policies at the end.
+    """
+
+    def __init__(
+        self, setup: RunSetup, local: LocalServices, context: RunContext, stack: AsyncExitStack
+    ) -> None:
+        self._setup = setup
+        self._config = setup.config
+        self._local = local
+        self._context = context
+        self._stack = stack
+        self._clock = StageClock()
+        encoders = prompt_encoders(self._config, [agent.tokenizer for agent in setup.agents])
+        self._prompts: PromptWriter = (
+            TokenizedPrompts(setup.prompts, encoders, context.on_main_thread)
+            if setup.centralized is None
+            else CentralizedPrompts(setup.centralized, encoders[0], context.on_main_thread)
+        )
+
+    async def training_run(self) -> TrainingRun:
+        """The run, with all services up and checked, ready for its first push.
+
+        Raises:
+            ChildError: A service that this run started did not come up.
+            CallError: A service given by address does not answer.
+            FieldError: A service, or a first prompt of the dataset, does not fit the agents.
+        """
+        setup, config = self._setup, self._config
+        replicas, services, identity = await self._connected()
+        await self._check_first_prompts(setup.tasks, services, CHECK_ALL_UP_TO)
+        policies = await asyncio.to_thread(policies_of, setup)
+        for policy in policies:
+            self._stack.callback(policy.restore_dtype)
+        for note in schedule_notes(setup):
+            self._context.status.note(note)
+        references = await asyncio.to_thread(references_of, setup, policies)
+        publishers = [
+            AgentPublisher(
+                identity,
+                agents[0],
+                policies[number].wire_tensors,
+                config.tensor_dtype,
+                replicas[number],
+                timeout=config.push_timeout,
+            )
+            for number, agents in enumerate(setup.policies)
+        ]
+        for publisher in publishers:
+            self._stack.push_async_callback(publisher.close)
+        served = _Served(identity, replicas, services, publishers)
+        judges = await self._judges()
+        rollout = self._rollout(served, judges)
+        evaluations = self._evaluations(served, judges)
+        updates = self._updates(policies)
+        if references is not None:
+            self._context.checkpoints.add("reference", references.references)
+        await self._restore(policies, publishers)
+        return TrainingRun(
+            self._config,
+            tasks=setup.tasks,
+            rollout=rollout,
+            updates=updates,
+            publishers=publishers,
+            policies=setup.policies,
+            references=references,
+            record=self._context.record,
+            status=self._context.status,
+            control=self._context.control,
+            checkpoints=self._context.checkpoints,
+            clock=self._clock,
+            on_main_thread=self._context.on_main_thread,
+            limits=Limits(
+                policies,
+                max_steps=self._config.max_steps,
+                early_stop=self._context.early_stop,
+            ),
+            evaluations=evaluations,
+        )
+
+    async def evaluator(self) -> Evaluator:
+        """What evaluates the models as they are, which every service has when this returns.
+
+        Raises:
+            ChildError, CallError, FieldError: As `training_run`.
+        """
+        setup, config = self._setup, self._config
+        replicas, services, identity = await self._connected()
+        publishers = [
+            AgentPublisher(
+                identity,
+                agents[0],
+                partial(sent_tensors, setup.agents[agents[0]].model),
+                config.tensor_dtype,
+                replicas[number],
+                timeout=config.push_timeout,
+            )
+            for number, agents in enumerate(setup.policies)
+        ]
+        async with task_group() as group:
+            for publisher in publishers:
+                group.create_task(publisher.publish())
+        served = _Served(identity, replicas, services, publishers)
+        evaluator = self._evaluator(
+            served,
+            await self._judges(),
+        )
+        assert evaluator is not None  # the trainer has an evaluation dataset
+        return evaluator
+
+    async def _connected(
+        self,
+    ) -> tuple[list[list[Replica]], list[_Services], RunIdentity]:
+        """Each policy's replicas and what they have in common; prompts to evaluate on fit them."""
+        replicas = [
+            [self._replica(endpoint) for endpoint in endpoints]
+            for endpoints in await self._local.generation()
+        ]
+        services, identity = await self._meet(replicas)
+        evaluation = self._setup.evaluation
+        if evaluation is not None:
+            with kept_generators():
+                await self._check_first_prompts(
+                    evaluation.tasks, services, self._config.eval_num_samples
+                )
+        return replicas, services, identity
+
+    async def _restore(
+        self, policies: Sequence[Policy], publishers: Sequence[AgentPublisher]
+    ) -> None:
+        """Put these into checkpoints; all parts of a resumed run go on where it left off.
+
+        Comes last: what is made of the models as they were given is made by now.
+        """
+        checkpoints, status = self._context.checkpoints, self._context.status
+        checkpoints.add("policy", policies)
+        checkpoints.add("publisher", publishers)
+        await checkpoints.restore()
+        for policy, agents in zip(policies, self._setup.policies, strict=True):
+            for agent in agents:
+                status.agents[agent].optimizer_steps = policy.optimizer_steps
+
+    async def _meet(
+        self, replicas: Sequence[Sequence[Replica]]
+    ) -> tuple[list[_Services], RunIdentity]:
+        """Each policy's services, and the run's incarnation, stored before the first push."""
+        folder, config = self._context.folder, self._config
+        full_logprobs = config.logprob_support == "full"
+        services: list[_Services] = []
+        found = 0
+        for number, agents in enumerate(self._setup.policies):
+            agent = self._setup.agents[agents[0]]
+            infos = await model_infos(
+                replicas[number],
+                start_timeout=config.start_timeout,
+                timeout=config.control_timeout,
+            )
+            # A child has the learner's tokenizer.
+            tokenizer = agent.tokenizer if self._setup.endpoints(agents) else None
+            needs = needs_of(agents[0], agent.model, tokenizer, full_logprobs=full_logprobs)
+            for replica, info in zip(replicas[number], infos, strict=True):
+                check_fit(info, needs, replica.address)
+            offered = all(info.capabilities.full_logprobs for info in infos)
+            wanted = full_logprobs or config.reference_kl_enabled
+            services.append(_Services(smallest_context(infos, agent.model), offered and wanted))
+            found = max(found, largest_incarnation(infos, folder.run_id))
+        incarnation = self._context.status.incarnation = folder.next_incarnation(found)
+        return services, RunIdentity(folder.run_id, incarnation)
+
+    async def _check_first_prompts(
+        self, tasks: Tasks, services: Sequence[_Services], most_rows: int
+    ) -> None:
+        """Refuse a dataset with a first prompt that leaves no room for its completion.
+
+        Of a dataset of unknown length one prompt is written, as a trial; those that turn out too
+        long are skipped and counted.
+        """
+        known = tasks.length is not None
+        count = min(most_rows, CHECK_ALL_UP_TO if known else 1)
+        rows: list[Row] = await self._context.on_main_thread(
+            lambda: list(islice(tasks.epoch(), count)), tasks.name
+        )
+        context_of = {
+            agent: service.context_length
+            for agents, service in zip(self._setup.policies, services, strict=True)
+            for agent in agents
+        }
+        for row in rows:
+            for agent, prompt in enumerate(await self._prompts.first(row.task)):
+                tokens, most = len(prompt.token_ids), self._config.max_new_tokens
+                detail = misfit(agent, tokens, most, context_of[agent])
+                if known and detail:
+                    raise FieldError(
+                        f"{tasks.name}[{row.row}]",
+                        detail,
+                        "shorter prompts, or a smaller max_new_tokens",
+                    )
+
+    def _updates(self, policies: Sequence[Policy]) -> Updates:
+        config = self._config
+        buffers = [
+            RolloutBuffer(
+                agents[0],
+                config.rollout_buffer_size,
+                config.train_batch_size,
+                config.seed,
+                agents=agents,
+            )
+            for agents in self._setup.policies
+        ]
+        self._context.checkpoints.add("buffer", buffers)
+        updates = Updates(
+            buffers,
+            policies,
+            threads=self._setup.threads,
+            accumulated=config.gradient_accumulation_steps,
+            max_steps=config.max_steps,
+        )
+        self._stack.push_async_callback(asyncio.to_thread, updates.close)
+        return updates
+
+    def _rollout(self, served: _Served, judges: Judges) -> Rollout:
+        """Grows the trees to train on."""
+        config, record = self._config, self._context.record
+        shape = RolloutShape(
+            self._setup.num_agents,
+            config.num_generations,
+            config.num_turns,
+            config.joint_mode,
+            config.early_termination_threshold,
+            config.max_new_tokens,
+            self._setup.policies,
+        )
+        return Rollout(
+            shape,
+            generators=[
+                self._agent(
+                    served, number, config.sampling, full=served.services[number].full_logprobs
+                )
+                for number in range(len(self._setup.policies))
+            ],
+            scorer=judges.scorer,
+            transitioner=judges.transitioner,
+            prompts=self._prompts,
+            seed_of=partial(completion_seed, config.seed, Phase.TRAIN),
+            clock=self._clock,
+            on_turn=lambda epoch, turn, text: record.working_on(
+                "generate", epoch=epoch, prompt=text, turn=turn
+            ),
+            actions=self._split_actions(),
+        )
+
+    def _evaluator(self, served: _Served, judges: Judges) -> Evaluator | None:
+        """Evaluates; its time is on a clock of its own."""
+        setup, config, record = self._setup, self._config, self._context.record
+        if setup.evaluation is None:
+            return None
+        rollout = Rollout(
+            evaluation_shape(config, setup.num_agents, setup.policies),
+            generators=[
+                self._agent(served, number, evaluation_sampling(config), full=False)
+                for number in range(len(setup.policies))
+            ],
+            scorer=judges.scorer,
+            transitioner=judges.transitioner,
+            prompts=self._prompts,
+            seed_of=partial(completion_seed, config.seed, Phase.EVAL),
+            clock=StageClock(),
+            on_turn=lambda _, turn, text: record.working_on(
+                "evaluating", epoch=record.epoch, prompt=text, turn=turn
+            ),
+            phase=Phase.EVAL,
+            actions=self._split_actions(),
+        )
+        return Evaluator(
+            config,
+            tasks=setup.evaluation.tasks,
+            rollout=rollout,
+            on_main_thread=self._context.on_main_thread,
+            functions=setup.evaluation.functions,
+        )
+
+    def _evaluations(self, served: _Served, judges: Judges) -> Evaluations | None:
+        """The evaluations of a run in training, a part of its checkpoints."""
+        config, context = self._config, self._context
+        evaluator = self._evaluator(served, judges)
+        if evaluator is None:
+            return None
+        best = None
+        if config.best_metric is not None:
+            best = BestModels(
+                context.folder.path,
+                metric=config.best_metric,
+                mode=config.best_mode,
+                save=partial(save_policies, self._setup),
+            )
+        evaluations = Evaluations(
+            config,
+            evaluator,
+            record=context.record,
+            status=context.status,
+            control=context.control,
+            checkpoints=context.checkpoints,
+            best=best,
+        )
+        context.checkpoints.add("evaluations", [evaluations])
+        return evaluations
+
+    def _agent(
+        self, served: _Served, number: int, sampling: SamplingParameters, *, full: bool
+    ) -> Agent:
+        """Samples a policy; `full` asks for log-probabilities of the full softmax too."""
+        return Agent(
+            served.identity,
+            self._setup.policies[number][0],
+            served.replicas[number],
+            served.publishers[number],
+            sampling=sampling,
+            context_length=served.services[number].context_length,
+            timeout=self._config.generate_timeout,
+            include_full_logprobs=full,
+        )
+
+    def _split_actions(self) -> SplitActions | None:
+        centralized = self._setup.centralized
+        if centralized is None:
+            return None
+        return SplitActions(centralized, self._context.on_main_thread)
+
+    async def _judges(self) -> Judges:
+        context = self._context
+        run_id, on_main_thread = context.folder.run_id, context.on_main_thread
+        return await open_judges(self._setup, self._local, run_id, on_main_thread, self._stack)
+
+    def _replica(self, endpoint: Endpoint) -> Replica:
+        client = GenerationClient(endpoint, retry=self._config.retry)
+        self._stack.push_async_callback(client.close)
+        return Replica(endpoint.address, client)
+
+
+@dataclass(frozen=True)
+class _Services:
+    """What a policy's services have in common.
+
+    `context_length` is that of the smallest, `full_logprobs` says whether they are asked for
+    log-probabilities under the full softmax too.
+    """
+
+    context_length: int
+    full_logprobs: bool
+
+
+@dataclass(frozen=True)
+class _Served:
+    """The policies as they are served, policy 0 first in every list."""
+
+    identity: RunIdentity
+    replicas: Sequence[Sequence[Replica]]
+    services: Sequence[_Services]
+    publishers: Sequence[AgentPublisher]

@@ -1,0 +1,226 @@
+"""The training loop: roll out, update, publish, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+from antiphon.clients.types import RunState
+from antiphon.learner.arithmetic.samples import TrainingSample, training_samples
+from antiphon.learner.checkpoints.checkpoints import Checkpoints
+from antiphon.learner.concurrency import task_group
+from antiphon.learner.config.magrpo import MAGRPOConfig
+from antiphon.learner.control.control import RunControl, StoppedError
+from antiphon.learner.control.status import RunStatus
+from antiphon.learner.data.tasks import Row, Tasks
+from antiphon.learner.evaluation.plan import Evaluations
+from antiphon.learner.policy.reference import References
+from antiphon.learner.policy.updates import AgentUpdate, Updates
+from antiphon.learner.record.record import RunRecord
+from antiphon.learner.record.stages import PUSH, UPDATE, StageClock
+from antiphon.learner.rollout.rollout import Grown, Rollout
+from antiphon.learner.rollout.scoring import OnMainThread
+from antiphon.learner.run.limits import Limits
+from antiphon.learner.weights.publisher import AgentPublisher, Publication
+
+
+class TrainingRun:
+    """Trains the agents on a dataset, rollout batch by rollout batch.
+
+    Args:
+        config: The settings.
+        tasks: The dataset.
+        rollout: Grows trees.
+        updates: Takes optimiser steps.
+        publishers: One per policy, policy 0 first.
+        policies: The agents that each policy plays.
+        record: Told once at the end of each stage.
+        status: Told where the run stands.
+        control: Asked between rollout batches.
+        checkpoints: Told between rollout batches; knows how far an earlier process trained.
+        clock: Where the time goes.
+        on_main_thread: Reads the dataset, which may be the user's code.
+        references: Measure the reference KL of trees; None where there is none.
+        limits: What may end the run before its last epoch.
+        evaluations: Made between rollout batches; None where there is nothing to evaluate on.
+    """
+
+    def __init__(
+        self,
+        config: MAGRPOConfig,
+        *,
+        tasks: Tasks,
+        rollout: Rollout,
+        updates: Updates,
+        publishers: Sequence[AgentPublisher],
+        policies: Sequence[Sequence[int]],
+        record: RunRecord,
+        status: RunStatus,
+        control: RunControl,
+        checkpoints: Checkpoints,
+        clock: StageClock,
+        on_main_thread: OnMainThread,
+        references: References | None = None,
+        limits: Limits | None = None,
+        evaluations: Evaluations | None = None,
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._rollout = rollout
+        self._updates = updates
+        self._publishers = publishers
+        self._policies = policies
+        self._references = references
+        self._limits = Limits() if limits is None else limits
+        self._evaluations = evaluations
+        self._record = record
+        self._status = status
+        self._control = control
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._on_main_thread = on_main_thread
+
+    async def train(self) -> None:
+        """Train every epoch, or until a limit is reached.
+
+        Raises:
+            StoppedError: Somebody asked for the end; updates and publishing have finished.
+        """
+        self._record.published(await self._publish(range(len(self._publishers))))
+        self._checkpoints.ready()
+        self._status.change(RunState.TRAINING)
+        await self._evaluate()
+        cursor = self._checkpoints.cursor
+        for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
+            rows_left = self._tasks.epoch(epoch, cursor.rows_into(epoch))
+            batches = rollout_batches(rows_left, self._config.rollout_batch_size)
+            if not await self._train_epoch(epoch, batches):
+                break
+        if self._limits.unread:
+            self._status.note(f"stop_metric: no row of the metrics had {self._limits.unread!r}")
+        await self._evaluate(last=True)
+        await self._answer_evaluations()
+        await self._checkpoints.finished()
+        await self._tell_checkpoint()
+
+    async def _train_epoch(self, epoch: int, batches: Iterator[tuple[list[Row], bool]]) -> bool:
+        """Train the batches of an epoch; False once a limit is reached, which ends the run."""
+        while self._limits.reached is None:
+            batch = await self._on_main_thread(partial(next, batches, None), "dataset")
+            if batch is None:
+                return True
+            await self._go_on()
+            rows, end_of_epoch = batch
+            await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
+        self._status.note(f"the run ends early: {self._limits.reached}")
+        return False
+
+    async def _train_batch(self, epoch: int, rows: Sequence[Row], *, end_of_epoch: bool) -> None:
+        grown = await self._control.unless_stopped(self._rollout.grow(epoch, rows))
+        if self._references is not None:
+            with self._clock.measure(UPDATE):
+                await self._references.measure(grown.roots, self._updates.each)
+        self._checkpoints.batch_begins()
+        self._record.rolled_out(epoch, grown.roots, skipped=len(grown.skipped))
+        self._tell_skipped(grown)
+
+        self._record.working_on("update", epoch=epoch)
+        with self._clock.measure(UPDATE):
+            updates = await self._updates.run(self._samples(grown), end_of_epoch=end_of_epoch)
+        self._count(updates)
+        self._record.updated(updates)
+
+        self._record.working_on("push", epoch=epoch)
+        stepped = [policy for policy, update in enumerate(updates) if update.stepped]
+        self._record.published(await self._publish(stepped))
+
+        self._record.batch_done(self._clock.take())
+        self._status.tell()
+        self._checkpoints.batch_trained(epoch, len(rows), end_of_epoch=end_of_epoch)
+        whole = end_of_epoch and epoch == self._config.num_train_epochs
+        last = whole or self._limits.reached is not None
+        await self._evaluate(last=last)
+        await self._checkpoints.batch_done(epoch, len(rows), end_of_epoch=end_of_epoch)
+        await self._tell_checkpoint()
+
+    async def _evaluate(self, *, last: bool = False) -> None:
+        """Evaluate where that is due."""
+        if self._evaluations is not None:
+            await self._evaluations.if_due(last=last)
+
+    async def _answer_evaluations(self) -> bool:
+        """Evaluate for those who asked for it; whether somebody did."""
+        return self._evaluations is not None and await self._evaluations.answer()
+
+    async def _tell_checkpoint(self) -> None:
+        if self._evaluations is not None:
+            await self._evaluations.tell_checkpoint()
+
+    async def _go_on(self) -> None:
+        """Answer and wait while paused; StoppedError where the run is to end."""
+        await self._answer_evaluations()
+        if self._control.pause_asked:
+            self._status.change(RunState.PAUSED)
+            while self._control.pause_asked:
+                await self._control.wait_while_paused()
+                await self._checkpoints.answer()
+                if await self._answer_evaluations() and self._control.pause_asked:
+                    self._status.change(RunState.PAUSED)
+            if not self._control.stop_asked:
+                self._status.change(RunState.TRAINING)
+        if self._control.stop_asked:
+            raise StoppedError(self._control.stop_reason)
+
+    def _samples(self, grown: Grown) -> list[list[TrainingSample]]:
+        """The nodes of all trees by policy, in the order in which they enter its buffer.
+
+        Task after task, in pre-order, and within a node the policy's agents ascending.
+        """
+        samples: list[list[TrainingSample]] = [[] for _ in self._policies]
+        for root in grown.roots:
+            of_tree = training_samples(
+                root,
+                num_agents=sum(len(agents) for agents in self._policies),
+                discount=self._config.discount,
+                mode=self._config.advantage_mode,
+                normalize=self._config.advantage_normalization,
+                reference_kl_coef=self._config.return_kl_coef,
+            )
+            for policy, agents in enumerate(self._policies):
+                by_node = zip(*(of_tree[agent] for agent in agents), strict=True)
+                samples[policy] += chain.from_iterable(by_node)
+        return samples
+
+    async def _publish(self, policies: Iterable[int]) -> list[Publication]:
+        which = list(policies)
+        with self._clock.measure(PUSH):
+            async with task_group() as group:
+                pushes = [group.create_task(self._publishers[p].publish()) for p in which]
+        published = [push.result() for push in pushes]
+        for policy, publication in zip(which, published, strict=True):
+            for agent in self._policies[policy]:
+                self._status.agents[agent].weights_version = publication.version
+        return published
+
+    def _count(self, updates: Sequence[AgentUpdate]) -> None:
+        for agents, update in zip(self._policies, updates, strict=True):
+            steps = sum(stats.stepped for _, stats in update.steps)
+            for agent in agents:
+                self._status.agents[agent].optimizer_steps += steps
+
+    def _tell_skipped(self, grown: Grown) -> None:
+        for row, detail in grown.skipped:
+            self._status.note(f"row {row} is skipped: {detail}")
+
+
+def rollout_batches(rows: Iterable[Row], size: int) -> Iterator[tuple[list[Row], bool]]:
+    """Batches of `size` rows, the last one smaller; each with whether it is the last."""
+    batch: list[Row] = []
+    for row in rows:
+        if len(batch) == size:
+            yield batch, False
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch, True

@@ -1,0 +1,1 @@
+"""The way of the weights to the generation services, replica by replica."""

@@ -1,0 +1,239 @@
+"""Prompts are split over replicas; none is lost, doubled or sampled from old weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+import torch
+
+from antiphon.clients.errors import CallError, ContractError
+from antiphon.clients.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    PromptSamples,
+    PushHeader,
+    PushResult,
+    SamplingParameters,
+    TensorDtype,
+    TokenIds,
+    WeightsSpan,
+)
+from antiphon.learner.rollout.agents import RESYNCS, Agent, shares
+from antiphon.learner.weights.publisher import AgentPublisher
+from antiphon.learner.weights.replicas import Replica, RunIdentity, RunSupersededError
+
+SAMPLING = SamplingParameters(0.6, 50, 0.6, 4)
+LOST = "WEIGHTS_MISSING"
+
+
+@dataclass
+class Service:
+    """Answers with its address as text; each entry of `failures` is raised by one call, after
+    `before_failing` completions.
+    """
+
+    address: str
+    failures: list[CallError] = field(default_factory=list)
+    before_failing: int = 0
+    version: int = 0
+    old: bool = False
+    drops: bool = False
+    requests: list[GenerateRequest] = field(default_factory=list)
+    pushes: int = 0
+
+    async def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        timeout: float,
+        resume: str = "whole",
+    ) -> AsyncIterator[Completion]:
+        self.requests.append(request)
+        places = [(p, s) for p, item in enumerate(request.prompts) for s in range(len(item.seeds))]
+        for number, (prompt, sample) in enumerate(places):
+            await asyncio.sleep(0)
+            if self.failures and number == self.before_failing:
+                raise self.failures.pop(0)
+            if self.drops and number == len(places) - 1:
+                return
+            yield Completion(
+                prompt_index=prompt,
+                sample_index=sample,
+                text=self.address,
+                token_ids=(1,),
+                logprobs=(0.0,),
+                kept_sizes=(1,),
+                finish_reason=FinishReason.END_TOKEN,
+                prompt_token_ids=(1,),
+                weights_spans=(WeightsSpan(0, self.version - self.old),),
+                instance_id=self.address,
+                boot_id="b",
+            )
+
+    async def push_weights(
+        self,
+        header: PushHeader,
+        read_tensor: Callable[[int], memoryview],
+        *,
+        timeout: float,
+    ) -> PushResult:
+        self.pushes += 1
+        self.version = header.version
+        return PushResult(header.version, header.digest, "i", "b", 0.0)
+
+
+def refusal(reason: str, address: str = "a:1") -> CallError:
+    return CallError(
+        grpc.StatusCode.FAILED_PRECONDITION, "no", address=address, rpc="Generate", reason=reason
+    )
+
+
+async def agent_of(*services: Service) -> Agent:
+    identity = RunIdentity("run", 1)
+    replicas = [Replica(service.address, service) for service in services]  # type: ignore[arg-type]
+    publisher = AgentPublisher(
+        identity, 0, lambda: {"w": torch.ones(1)}, TensorDtype.FLOAT32, replicas, timeout=5
+    )
+    await publisher.publish()
+    return Agent(
+        identity,
+        0,
+        replicas,
+        publisher,
+        sampling=SAMPLING,
+        context_length=100,
+        timeout=5,
+    )
+
+
+def prompts(count: int) -> list[PromptSamples]:
+    return [
+        PromptSamples(TokenIds((index,)), (10 * index, 10 * index + 1)) for index in range(count)
+    ]
+
+
+async def generated(agent: Agent, count: int) -> list[Completion]:
+    came: list[Completion] = []
+    await agent.generate(prompts(count), came.append)
+    return came
+
+
+@pytest.mark.parametrize(
+    ("count", "replicas", "expected"),
+    [
+        (5, 2, [range(0, 3), range(3, 5)]),
+        (4, 2, [range(0, 2), range(2, 4)]),
+        (1, 3, [range(0, 1), range(1, 1), range(1, 1)]),
+        (7, 3, [range(0, 3), range(3, 5), range(5, 7)]),
+    ],
+)
+def test_shares_are_contiguous_and_even(count: int, replicas: int, expected: list[range]) -> None:
+    assert shares(count, replicas) == expected
+
+
+async def test_prompts_are_split_over_replicas_and_come_back_in_place() -> None:
+    one, two = Service("a:1"), Service("a:2")
+    came = await generated(await agent_of(one, two), 3)
+    places = {(c.prompt_index, c.sample_index): c.text for c in came}
+    assert len(came) == len(places) == 6
+    assert [places[index, 0] for index in range(3)] == ["a:1", "a:1", "a:2"]
+    assert [p.seeds for p in two.requests[0].prompts] == [(20, 21)]
+
+
+async def test_a_replica_without_a_share_is_not_asked() -> None:
+    one, two = Service("a:1"), Service("a:2")
+    await generated(await agent_of(one, two), 1)
+    assert two.requests == []
+
+
+async def test_every_request_asks_for_the_published_version_at_least() -> None:
+    service = Service("a:1")
+    await generated(await agent_of(service), 1)
+    assert service.requests[0].min_weights_version == 1
+
+
+@pytest.mark.parametrize("reason", ["WEIGHTS_MISSING", "WEIGHTS_FOREIGN"])
+async def test_a_replica_that_lost_its_weights_is_pushed_and_asked_again(reason: str) -> None:
+    """S3: a restarted replica never samples from base weights, and no sample is lost."""
+    one, two = Service("a:1"), Service("a:2", failures=[refusal(reason)])
+    came = await generated(await agent_of(one, two), 2)
+    assert len({(c.prompt_index, c.sample_index) for c in came}) == len(came) == 4
+    assert (one.pushes, two.pushes) == (1, 2)
+    assert len(one.requests) == 1
+
+
+async def test_what_had_arrived_before_a_replica_restarted_is_not_delivered_twice() -> None:
+    """S3: the answers in hand recur and are kept."""
+    service = Service("a:1", failures=[refusal(LOST)], before_failing=3)
+    came = await generated(await agent_of(service), 2)
+    assert sorted((c.prompt_index, c.sample_index) for c in came) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+async def test_a_replica_that_keeps_losing_its_weights_ends_the_run() -> None:
+    service = Service("a:1", failures=[refusal(LOST)] * (RESYNCS + 1))
+    with pytest.raises(CallError, match=r"Generate at a:1.*WEIGHTS_MISSING"):
+        await generated(await agent_of(service), 1)
+    assert service.pushes == 1 + RESYNCS
+
+
+async def test_a_superseded_learner_stops_and_does_not_push() -> None:
+    """S7: a lower incarnation is told and stops."""
+    service = Service("a:1", failures=[refusal("INCARNATION_SUPERSEDED")])
+    with pytest.raises(RunSupersededError, match="run run"):
+        await generated(await agent_of(service), 1)
+    assert service.pushes == 1
+
+
+def unreachable(address: str) -> CallError:
+    return CallError(
+        grpc.StatusCode.DEADLINE_EXCEEDED, "no answer", address=address, rpc="Generate", attempts=2
+    )
+
+
+async def test_a_dead_replica_is_named_by_address_and_call() -> None:
+    """S5: retries used up, the root error is what the user sees."""
+    with pytest.raises(CallError, match=r"Generate at a:2 failed: DEADLINE_EXCEEDED"):
+        await generated(await agent_of(Service("a:2", failures=[unreachable("a:2")])), 2)
+
+
+async def test_the_others_take_what_a_dead_replica_has_not_delivered() -> None:
+    """S3: no sample is lost or doubled."""
+    dying = Service("a:2", failures=[unreachable("a:2")], before_failing=3)
+    agent = await agent_of(Service("a:1"), dying)
+    came = await generated(agent, 4)
+    assert sorted((c.prompt_index, c.sample_index) for c in came) == [
+        (prompt, sample) for prompt in range(4) for sample in range(2)
+    ]
+    by = {(c.prompt_index, c.sample_index): c.text for c in came}
+    assert (by[3, 0], by[3, 1]) == ("a:2", "a:1"), "its third completion came, its fourth did not"
+    assert {by[2, 0], by[2, 1]} == {"a:2"}
+    assert {c.text for c in await generated(agent, 2)} == {"a:1"}, "it gets no prompts any more"
+
+
+async def test_the_last_replica_to_die_ends_the_run() -> None:
+    agent = await agent_of(
+        Service("a:1", failures=[unreachable("a:1")]), Service("a:2", failures=[unreachable("a:2")])
+    )
+    with pytest.raises(CallError, match="DEADLINE_EXCEEDED"):
+        await generated(agent, 2)
+
+
+async def test_a_completion_of_older_weights_is_refused() -> None:
+    with pytest.raises(ContractError, match="wanted 1 at least"):
+        await generated(await agent_of(Service("a:1", old=True)), 1)
+
+
+async def test_a_stream_that_ends_early_is_refused_naming_what_lacks() -> None:
+    """S9: missing answers are an error that names them."""
+    with pytest.raises(ContractError, match=r"without the completions \[\(1, 1\)\]"):
+        await generated(await agent_of(Service("a:1", drops=True)), 2)

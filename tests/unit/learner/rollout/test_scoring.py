@@ -1,0 +1,93 @@
+"""What reward services say becomes the rewards to train on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from antiphon.clients.types import AgentAction, JointAction, Phase, Score, Task
+from antiphon.learner.rollout.scoring import RewardScorer
+
+TASK = Task("row-0", {"prompt": "x"})
+ACTIONS = [
+    JointAction(f"j{index}", "row-0", 1, Phase.TRAIN, 1, (AgentAction("x", "y"),))
+    for index in range(3)
+]
+
+
+@dataclass
+class Client:
+    values: list[float | None]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    async def score(
+        self, run_id: str, tasks: Sequence[Task], joint_actions: Sequence[JointAction], **how: Any
+    ) -> list[Score]:
+        self.asked.append({"run_id": run_id, "tasks": list(tasks), **how})
+        return [
+            Score(action.id, value, None if value is not None else "why")
+            for action, value in zip(joint_actions, self.values, strict=True)
+        ]
+
+
+async def inline(function: Callable[[], Any], what: str) -> Any:
+    return function()
+
+
+def scorer(client: Client, *, missing: bool = False, processor: Any = None) -> RewardScorer:
+    return RewardScorer(
+        client,
+        run_id="run",
+        timeout=7,
+        failures_are_missing=missing,
+        processor=processor,
+        on_main_thread=inline,
+    )
+
+
+async def test_the_task_goes_along_once_with_run_and_deadline() -> None:
+    client = Client([1.0, 2.0, 3.0])
+    await scorer(client).score(TASK, ACTIONS)
+    assert client.asked == [{"run_id": "run", "tasks": [TASK], "timeout": 7, "on_failure": "raise"}]
+
+
+async def test_failures_count_as_missing_only_where_that_is_configured() -> None:
+    client = Client([1.0, 2.0, 3.0])
+    await scorer(client, missing=True).score(TASK, ACTIONS)
+    assert client.asked[0]["on_failure"] == "missing"
+
+
+async def test_the_processor_sees_every_value_and_the_raw_score_stays() -> None:
+    seen = []
+
+    def halve(value: float) -> float:
+        seen.append(value)
+        return value / 2
+
+    scored = await scorer(Client([1.0, None, 3.0]), processor=halve).score(TASK, ACTIONS)
+    assert seen == [1.0, 3.0]
+    assert [reward for _, reward in scored] == [0.5, None, 1.5]
+    assert [score.value for score, _ in scored] == [1.0, None, 3.0]
+
+
+@pytest.mark.parametrize("result", [None, math.nan, math.inf])
+async def test_a_processor_without_a_finite_answer_makes_the_reward_missing(
+    result: float | None,
+) -> None:
+    """L6: the bad one counts as missing, the rest train."""
+    scored = await scorer(
+        Client([1.0, 2.0, 3.0]), processor=lambda value: result if value == 2 else value
+    ).score(TASK, ACTIONS)
+    assert [reward for _, reward in scored] == [1.0, None, 3.0]
+
+
+async def test_a_processor_with_another_type_of_answer_is_named() -> None:
+    def spoiled(value: float) -> str:
+        return "high"
+
+    with pytest.raises(TypeError, match=r"reward_processor .*spoiled: got str for the reward 1.0"):
+        await scorer(Client([1.0, 2.0, 3.0]), processor=spoiled).score(TASK, ACTIONS)
