@@ -64,6 +64,8 @@ class Endpoint(BaseModel):
         """
         if isinstance(endpoint, Endpoint):
             return endpoint
+        if not isinstance(endpoint, str):
+            raise FieldError("address", type(endpoint).__name__, "a text such as localhost:50051")
         check_address(endpoint)
         return cls(address=endpoint)
 

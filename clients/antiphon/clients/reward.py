@@ -34,6 +34,8 @@ from antiphon.clients.wire import (
 from antiphon.v1 import reward_pb2 as pb
 from antiphon.v1.reward_pb2_grpc import RewardServiceStub
 
+LARGEST_VALUE = 1e100
+"""Largest magnitude of a score: sums and squares of larger ones leave the numbers."""
 INFO_SECONDS = 30.0
 """Longest deadline of the GetRewardInfo call that precedes the first Score call."""
 
@@ -77,8 +79,8 @@ class RewardClient(Client):
     ) -> list[Score]:
         """Score joint actions, in calls as large and as many at once as the service takes.
 
-        Each further attempt counts `attempt` up. A value that is not finite becomes a missing
-        score whose reason says so.
+        Each further attempt counts `attempt` up. A value that is not finite, or beyond
+        `LARGEST_VALUE`, becomes a missing score whose reason says so.
 
         Args:
             run_id: The run that asks.
@@ -151,7 +153,7 @@ class RewardClient(Client):
             address=self.address,
             rpc="Score",
         )
-        return [_finite(score) for score in scores]
+        return [_usable(score) for score in scores]
 
     async def _get_limits(self, timeout: float) -> tuple[RewardInfo, asyncio.Semaphore]:
         """Ask once what the service takes, however many callers wait for it."""
@@ -171,11 +173,20 @@ class RewardClient(Client):
         return info, asyncio.Semaphore(info.max_concurrent_calls or CALLS_AT_ONCE)
 
 
+def why_unusable(value: float) -> str | None:
+    """Why a value cannot be a reward; None where it can."""
+    if not math.isfinite(value):
+        return f"not finite: {value}"
+    if abs(value) > LARGEST_VALUE:
+        return f"larger than {LARGEST_VALUE:g}: {value:g}"
+    return None
+
+
 def _failed(future: asyncio.Future[tuple[RewardInfo, asyncio.Semaphore]]) -> bool:
     return future.cancelled() or future.exception() is not None
 
 
-def _finite(score: Score) -> Score:
-    if score.value is None or math.isfinite(score.value):
+def _usable(score: Score) -> Score:
+    if score.value is None or (reason := why_unusable(score.value)) is None:
         return score
-    return dataclasses.replace(score, value=None, missing_reason=f"not finite: {score.value}")
+    return dataclasses.replace(score, value=None, missing_reason=reason)

@@ -8,13 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
 from antiphon.learner.checkpoints.resume import ended_for_good, open_run
 from antiphon.learner.config.checkpoints import checkpoint_settings
-from antiphon.learner.config.magrpo import MAGRPOConfig, resolve_devices
+from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.config.per_agent import check_per_agent, of_agent
 from antiphon.learner.control.signals import require_main_thread
 from antiphon.learner.data.formatters import Formatter, Prompts
@@ -22,9 +20,10 @@ from antiphon.learner.data.tasks import Tasks
 from antiphon.learner.evaluation.alone import evaluate
 from antiphon.learner.evaluation.setup import evaluation_setup
 from antiphon.learner.policy.adapters import with_adapter
+from antiphon.learner.policy.devices import usable_devices
 from antiphon.learner.record.description import described
 from antiphon.learner.record.progress import Silent, open_progress
-from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.run_folder import RunFolder, check_run_name
 from antiphon.learner.record.trackers.settings import WandbConfig, read_wandb_config, trackers_of
 from antiphon.learner.rollout.centralized import Centralized, CentralizedAdapter
 from antiphon.learner.run.agent_models import (
@@ -35,6 +34,7 @@ from antiphon.learner.run.agent_models import (
     one_source,
     resolve_tokenizers,
 )
+from antiphon.learner.run.arguments import require, require_count
 from antiphon.learner.run.launch import train
 from antiphon.learner.run.setup import AgentSetup, RunSetup, save_agent, usable_cores
 from antiphon.services.common.server_settings import ServerSettings
@@ -142,6 +142,14 @@ class MAGRPOTrainer:
         Raises:
             FieldError: Something is missing, contradicts or is not offered; it says what to give.
         """
+        require("args", args, MAGRPOConfig, f"{self.config_class.__name__}(...)")
+        require("model_config", model_config, Mapping, "a mapping")
+        require("run_directory", run_directory, (str, Path), "a path")
+        require("server", server, ServerSettings, "ServerSettings(...)")
+        require_count("num_agents", num_agents)
+        require_count("threads", threads)
+        if run_name is not None:
+            check_run_name(run_name, field="run_name")
         evaluation = evaluation_setup(eval_dataset, eval_logger, eval_aggregator)
         wandb = read_wandb_config(wandb_config)
         self.args = self._settings(args)
@@ -172,9 +180,7 @@ class MAGRPOTrainer:
         for number, model in enumerate(self.agents):
             if lora := of_agent(self.args.lora, number):
                 self.agents[number] = with_adapter(model, lora, agent=number, seed=self.args.seed)
-        devices = resolve_devices(
-            self.args.agent_devices, len(sources), cuda_devices=torch.cuda.device_count()
-        )
+        devices = usable_devices(self.args.agent_devices, len(sources))
         for number, (agent, device) in enumerate(zip(self.agents, devices, strict=True)):
             check_vocabulary(number, agent, self.tokenizers[number])
             agent.to(device)

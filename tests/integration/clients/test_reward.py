@@ -206,6 +206,18 @@ async def test_a_value_that_is_not_finite_is_missing(value: float, address: str)
     assert found[1:] == EXPECTED[1:]
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 1.1e100])
+async def test_a_value_whose_square_overflows_is_missing(value: float, address: str) -> None:
+    """L6: no sum or spread of rewards can leave the numbers later on."""
+
+    async def odd(actions: list[JointAction], context: Any) -> list[Score]:
+        return [Score(actions[0].id, value), *(score_of(action) for action in actions[1:])]
+
+    found = await score(Judge(odd), address)
+    assert found[0] == Score("j0", None, f"larger than 1e+100: {value:g}")
+    assert found[1:] == EXPECTED[1:]
+
+
 async def test_stated_reasons_components_and_info_arrive(address: str) -> None:
     answer = [
         Score("j0", None, "the judge refused"),

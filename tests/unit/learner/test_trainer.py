@@ -230,3 +230,44 @@ def test_train_off_the_main_thread_is_refused(tokenizer: Any, tmp_path: Path) ->
     thread.join()
     assert "main thread" in str(errors[0])
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"args": {"num_turns": 1}}, r"args: got dict, wanted MAGRPOConfig\(\.\.\.\)"),
+        ({"model_config": [1]}, "model_config: got list, wanted a mapping"),
+        ({"run_directory": 3}, "run_directory: got int, wanted a path"),
+        ({"run_name": "a/b"}, "run_name: got 'a/b', wanted the name of a folder"),
+        ({"server": {"port": 1}}, "server: got dict, wanted ServerSettings"),
+        ({"threads": -1}, "threads: got -1, wanted a whole number, 1 or more"),
+        ({"num_agents": "2"}, "num_agents: got '2', wanted a whole number"),
+        ({"agents": [1, 2]}, r"agents\[0\]: got int, wanted a model's name"),
+        ({"reward_func": None, "reward_address": 3}, "address: got int, wanted a text"),
+        (
+            {"args": MAGRPOConfig(num_turns=1, agent_devices="banana")},
+            "agent_devices: got 'banana', wanted \"auto\", or a device",
+        ),
+        (
+            {"args": MAGRPOConfig(num_turns=1, agent_devices="cuda:999")},
+            "agent_devices: got 'cuda:999', wanted one of the",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(
+    tokenizer: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(FieldError, match=told):
+        trainer(tokenizer, **options)
+
+
+def test_a_dataset_without_rows_by_number_is_refused_with_the_way_out(tokenizer: Any) -> None:
+    class Frame:
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, column: object) -> object:
+            raise KeyError(column)
+
+    with pytest.raises(FieldError, match=r"train_dataset: got Frame.*Dataset\.from_pandas"):
+        trainer(tokenizer, train_dataset=Frame()).train()

@@ -96,7 +96,7 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     # The tree of turns.
     num_turns: int = Field(default=2, ge=1)
     """Turns per task, T."""
-    discount: float = Field(default=1.0, ge=0)
+    discount: float = Field(default=1.0, ge=0, le=1000)
     """Weight of a later turn's return in the earlier turn's return."""
     joint_mode: JointMode = "aligned"
     """Which completions form joint actions: ``"aligned"`` pairs the g-th ones (G per node),
@@ -167,7 +167,7 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Weigh a token by its probability now over that at sampling, clipped; false leaves it out."""
     clip_ratio_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is clipped at 1 minus this."""
-    clip_ratio_high: float = Field(default=0.2, ge=0)
+    clip_ratio_high: float = Field(default=0.2, ge=0, le=1e6)
     """The ratio is clipped at 1 plus this."""
     logprob_support: LogprobSupport = "sampled"
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the

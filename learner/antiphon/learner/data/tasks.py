@@ -174,7 +174,18 @@ class Tasks:
         raise FieldError(self.name, "no rows", "one row at least")
 
     def _item(self, row: int) -> Mapping[str, Any]:
-        return self._mapping(row, self._dataset[row] if self._by_index else self._first_item())
+        if not self._by_index:
+            return self._mapping(row, self._first_item())
+        try:
+            item = self._dataset[row]
+        except (KeyError, TypeError) as error:
+            raise FieldError(
+                self.name,
+                f"{_kind(self._dataset)}, which has no row {row} ({error!r})",
+                "rows by number that are mappings; datasets.Dataset.from_pandas makes them of a "
+                "DataFrame",
+            ) from error
+        return self._mapping(row, item)
 
     def _mapping(self, row: int, item: object) -> Mapping[str, Any]:
         if not isinstance(item, Mapping):

@@ -30,14 +30,12 @@ from torch import Tensor, nn
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import Completion, FieldError, TensorDtype
 from antiphon.learner.arithmetic.samples import TrainedCompletion
-from antiphon.learner.config.magrpo import MAGRPOConfig, resolve_devices
+from antiphon.learner.config.magrpo import MAGRPOConfig
+from antiphon.learner.policy.devices import OFFLOAD, usable_devices
 from antiphon.learner.policy.logprobs import MicroBatch, Row, plain_logprobs
 from antiphon.learner.rollout.tree import Node, ReferenceTerm
 from antiphon.services.common.sampling import full_logprobs
 from antiphon.services.common.tensors import TORCH_DTYPES, tensor_specs, wire_tensors
-
-OFFLOAD = "offload"
-"""As a device: held in main memory, and brought to the policy's device while it computes."""
 
 
 def k3(policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -66,14 +64,12 @@ def reference_devices(config: MAGRPOConfig, num_agents: int) -> tuple[str | None
     """Where each agent's reference is held; None is its policy's own device.
 
     Raises:
-        FieldError: A list of another length.
+        FieldError: A list of another length, or a device that is not here.
     """
     devices = config.reference_devices
     if devices is None:
         return (None,) * num_agents
-    return resolve_devices(
-        devices, num_agents, cuda_devices=torch.cuda.device_count(), field="reference_devices"
-    )
+    return usable_devices(devices, num_agents, field="reference_devices")
 
 
 class Reference:

@@ -27,6 +27,7 @@ from typing import Any
 from antiphon.clients.types import FieldError
 
 _RUN_FILE = "run.json"
+_WRITABLE = "a folder that can be written to"
 
 
 class RunFolder:
@@ -56,15 +57,12 @@ class RunFolder:
             FieldError: `name` is no plain folder name, or nothing can be written to `parent`.
         """
         wanted = time.strftime("%Y%m%d-%H%M%S") if name is None else name
-        if not wanted or wanted in (".", "..") or Path(wanted).name != wanted:
-            raise FieldError("run.name", repr(wanted), "the name of a folder, without a path")
+        check_run_name(wanted)
         try:
             parent.mkdir(parents=True, exist_ok=True)
             path = _new_folder(parent, wanted)
         except OSError as error:
-            raise FieldError(
-                "run.directory", f"{parent} ({error.strerror})", "a folder that can be written to"
-            ) from error
+            raise FieldError("run.directory", f"{parent} ({error.strerror})", _WRITABLE) from error
         folder = cls(path, run_id or f"{path.name}-{secrets.token_hex(4)}")
         folder._store(incarnation=0)
         (path / "rollouts").mkdir()
@@ -207,6 +205,28 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(inner) for inner in value]
     return value
+
+
+def check_run_name(name: object, field: str = "run.name") -> None:
+    """Refuse what cannot be the name of a run's folder.
+
+    Raises:
+        FieldError: It is no text, empty, or a path.
+    """
+    plain = isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+    if not plain or "\0" in str(name):
+        raise FieldError(field, repr(name), "the name of a folder, without a path")
+
+
+def check_writable(parent: Path) -> None:
+    """Refuse a folder for runs that could not be made or written to.
+
+    Raises:
+        FieldError: Naming the nearest folder that is there.
+    """
+    there = next(path for path in (parent.absolute(), *parent.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise FieldError("run.directory", f"{parent} ({there} cannot be written to)", _WRITABLE)
 
 
 def _new_folder(parent: Path, name: str) -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+from antiphon.clients.reward import why_unusable
 from antiphon.clients.types import JointAction, Score, ScoredJointAction, Task, TransitionResult
 
 RewardProcessor = Callable[[float], Any]
@@ -93,7 +93,7 @@ class RewardScorer:
             timeout=self._timeout,
             on_failure="missing" if self._failures_are_missing else "raise",
         )
-        values = [_finite(score.value) for score in scores]
+        values = [_usable(score.value) for score in scores]
         if self._processor is not None and any(value is not None for value in values):
             processor = self._processor
             values = await self._on_main_thread(
@@ -140,15 +140,15 @@ def _processed(processor: RewardProcessor, value: float) -> float | None:
     if result is None:
         return None
     if isinstance(result, numbers.Real) or hasattr(result, "__float__"):
-        return _finite(float(result))
+        return _usable(float(result))
     raise TypeError(
         f"reward_processor {_name(processor)}: got {type(result).__name__} for the reward {value}, "
         "wanted a number, or None for a missing reward"
     )
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _usable(value: float | None) -> float | None:
+    return value if value is not None and why_unusable(value) is None else None
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -64,7 +64,13 @@ def agent_sources(
             raise FieldError(
                 f"agents[{number}]", _short(agent), f"{agent_model!r}, as agent_model says"
             )
-        if agent is None or isinstance(agent, str) != isinstance(agents[0], str):
+        if not isinstance(agent, str) and not hasattr(agent, "get_input_embeddings"):
+            raise FieldError(
+                f"agents[{number}]",
+                _short(agent),
+                "a model's name, or a model of transformers",
+            )
+        if isinstance(agent, str) != isinstance(agents[0], str):
             raise FieldError(f"agents[{number}]", _short(agent), "all names, or all model objects")
     return list(agents)
 

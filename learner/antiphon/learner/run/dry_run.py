@@ -25,6 +25,7 @@ from antiphon.learner.data.tasks import CHECK_ALL_UP_TO, Tasks
 from antiphon.learner.evaluation.setup import check_evaluation
 from antiphon.learner.policy.adapters import with_adapter
 from antiphon.learner.policy.step_plan import notes_of
+from antiphon.learner.record.run_folder import check_run_name, check_writable
 from antiphon.learner.rollout.prompt_encoding import PromptEncoder
 from antiphon.learner.rollout.size import RunSize, most_optimizer_steps, run_size
 from antiphon.learner.run.toml_run import centralized_from, evaluation_from_config
@@ -117,6 +118,7 @@ class Inspection:
                     await self._prompt_lengths(agent, prompts, tasks, model, contexts[number])
         await self._reward()
         await self._transition()
+        await self._look("run", self._folder)
         await self._look("server", self._server)
         length = None if tasks is None else tasks.length
         return DryRun(run_size(config.magrpo, len(config.players), length), self._findings)
@@ -132,6 +134,13 @@ class Inspection:
             return None
         self._findings.append(Finding(what, True, detail))
         return value
+
+    def _folder(self) -> tuple[None, str]:
+        run = self._config.run
+        if run.name is not None:
+            check_run_name(run.name)
+        check_writable(run.directory)
+        return None, f"{run.directory / (run.name or 'DATE-TIME')}"
 
     def _prompts(self) -> tuple[Prompts, str]:
         names = self._config.formatters.functions

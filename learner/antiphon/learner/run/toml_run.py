@@ -14,7 +14,6 @@ from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import RunState
 from antiphon.learner.checkpoints.resume import ended_for_good, open_run
 from antiphon.learner.config.checkpoints import checkpoint_settings
-from antiphon.learner.config.magrpo import resolve_devices
 from antiphon.learner.config.per_agent import of_agent
 from antiphon.learner.config.run_file import AgentSettings, FunctionSettings, RunConfig
 from antiphon.learner.data.formatters import Prompts
@@ -22,6 +21,7 @@ from antiphon.learner.data.sources import open_dataset
 from antiphon.learner.data.tasks import Tasks
 from antiphon.learner.evaluation.setup import EvaluationSetup, evaluation_setup
 from antiphon.learner.policy.adapters import with_adapter
+from antiphon.learner.policy.devices import usable_devices
 from antiphon.learner.record.progress import Silent, open_progress
 from antiphon.learner.record.trackers.settings import WandbConfig, trackers_of
 from antiphon.learner.rollout.centralized import Centralized, TaggedAdapter
@@ -110,9 +110,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
 
 
 def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
-    devices = resolve_devices(
-        config.magrpo.agent_devices, len(config.players), cuda_devices=torch.cuda.device_count()
-    )
+    devices = usable_devices(config.magrpo.agent_devices, len(config.players))
     agents: list[AgentSetup] = []
     for number, settings in enumerate(config.players):
         addresses = tuple(config.endpoint(address) for address in settings.addresses)

@@ -74,7 +74,7 @@ async def test_the_processor_sees_every_value_and_the_raw_score_stays() -> None:
     assert [score.value for score, _ in scored] == [1.0, None, 3.0]
 
 
-@pytest.mark.parametrize("result", [None, math.nan, math.inf])
+@pytest.mark.parametrize("result", [None, math.nan, math.inf, 1e308])
 async def test_a_processor_without_a_finite_answer_makes_the_reward_missing(
     result: float | None,
 ) -> None:

@@ -242,6 +242,21 @@ async def test_a_missing_prompt_column_lists_the_columns(tmp_path: Path, model: 
     assert "columns question, answer" in _of(found, "dataset").detail
 
 
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ({"name": "a/b"}, "run.name: got 'a/b', wanted the name of a folder"),
+        ({"directory": f"{__file__}/runs"}, "test_dry_run.py cannot be written to"),
+    ],
+)
+async def test_a_folder_that_no_run_can_have_is_found(
+    model: Path, run: dict[str, str], told: str
+) -> None:
+    found = await Inspection(_config(model, run=run)).run()
+    assert told in _of(found, "run").detail
+    assert not found.ok
+
+
 async def test_what_cannot_be_evaluated_is_found(model: Path) -> None:
     def evaluated(prompts: list[str], metric: str) -> RunConfig:
         magrpo = {"num_turns": 1, "max_new_tokens": 8, "best_metric": metric}
