@@ -31,10 +31,14 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt's token ids, at least one, and a seed per sample wanted of it."""
+    """A prompt's token ids, at least one, and a seed per sample wanted of it.
+
+    `prompt` is what the ids were made of, for engines that take text only.
+    """
 
     token_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+    prompt: Prompt = ""
 
 
 @dataclass(frozen=True, slots=True)
