@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 # Each of these modules registers its metrics when it is imported.
+import antiphon.clients.metrics
 import antiphon.services.reward
 import antiphon.services.transition  # noqa: F401
 from antiphon.learner.record.metrics import learner_metrics
-from antiphon.services.common.prometheus import rpc_metrics, tell_build
+from antiphon.services.common.prometheus import certificate_expiry, rpc_metrics, tell_build
 from antiphon.services.generation.metrics import generation_metrics
 
 HEADER = """# Metrics
@@ -51,7 +52,8 @@ FIGURES = {
     "turn_T/expected_return": "Mean return of the nodes of this turn.",
     "turn_T/reference_kl_mean": "Reference KL of a completion (with `reference_kl_enabled`), "
     "summed over its tokens; mean over all agents' completions that have a return.",
-    "turn_T/reference_kl_penalty_mean": "The same times `reference_kl_coef`.",
+    "turn_T/reference_kl_penalty_mean": "The same times `reference_kl_coef`, where it is taken "
+    "off the returns.",
     "agent_A/turn_T/reference_kl_mean": "The same of one agent.",
     "turn_T/nodes": "Number of nodes.",
     "turn_T/joint_actions": "Number of joint actions.",
@@ -123,13 +125,17 @@ def page() -> str:
     generation_metrics(generation)
     rpc_metrics(every)
     tell_build("docs", every)
-    sections = {
-        "Every process": every,
-        "Generation service": generation,
-        "Reward and transition services": REGISTRY,
-        "Learner": learner,
+    certificate_expiry(every)
+    calls = [metric for metric in metrics(REGISTRY) if is_of_calls(metric)]
+    functions = [metric for metric in metrics(REGISTRY) if not is_of_calls(metric)]
+    sections: dict[str, Iterable[MetricWrapperBase]] = {
+        "Every process": metrics(every),
+        "Generation service": metrics(generation),
+        "Reward and transition services": functions,
+        "Learner": metrics(learner),
+        "Learner, of its calls": calls,
     }
-    tables = [f"### {title}\n\n{table(registry)}\n" for title, registry in sections.items()]
+    tables = [f"### {title}\n\n{table(of_section)}\n" for title, of_section in sections.items()]
     parts = ["\n".join([HEADER, *tables, RECORD]), *rows(FIGURES)]
     return "".join([*parts, EVALUATIONS, *rows(EVALUATION_FIGURES)])
 
@@ -139,15 +145,20 @@ def rows(figures: Mapping[str, str]) -> list[str]:
     return [f"| `{name}` | {text} |\n" for name, text in figures.items()]
 
 
-def table(registry: CollectorRegistry) -> str:
-    """The antiphon and RPC metrics in a registry."""
+def table(of_section: Iterable[MetricWrapperBase]) -> str:
+    """Metrics by name."""
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in sorted(metrics(registry), key=lambda metric: metric.describe()[0].name):
+    for metric in sorted(of_section, key=lambda metric: metric.describe()[0].name):
         family = metric.describe()[0]
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)
         rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
     return "\n".join(rows)
+
+
+def is_of_calls(metric: MetricWrapperBase) -> bool:
+    """Whether a metric is one that every client has."""
+    return metric.describe()[0].name.startswith(("grpc_client_", "antiphon_client_"))
 
 
 def metrics(registry: CollectorRegistry) -> Iterator[MetricWrapperBase]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 
+from antiphon.clients import metrics, tracing
 from antiphon.clients.channel_options import PING_SECONDS
-from antiphon.clients.endpoint import Endpoint, open_channel
+from antiphon.clients.endpoint import Endpoint, Metadata, open_channel
 from antiphon.clients.errors import CallError, ContractError, from_rpc_error
 from antiphon.clients.retry import RetryPolicy, call_with_retries
 from antiphon.clients.types import FieldError
@@ -38,6 +40,7 @@ class Client:
     ) -> None:
         self.endpoint = Endpoint.of(endpoint)
         self.retry = retry or RetryPolicy()
+        self._service = service
         self._channel = open_channel(self.endpoint, ping_seconds=ping_seconds, service=service)
 
     @property
@@ -70,9 +73,17 @@ class Client:
         except FieldError as error:
             raise ContractError(self.address, rpc, str(error)) from error
 
+    @contextmanager
+    def _attempt(self, rpc: str, kind: metrics.CallKind = "unary") -> Iterator[Metadata]:
+        """One attempt at a call, counted and traced; gives the metadata that it carries."""
+        name = f"{self._service}/{rpc}"
+        with metrics.counted(kind, self._service, rpc), tracing.client_span(name) as trace:
+            yield (*self.endpoint.metadata(), *trace)
+
     async def _once(self, method: Any, rpc: str, request: Any, timeout: float) -> Any:
         try:
-            return await method(request, timeout=timeout, metadata=self.endpoint.metadata())
+            with self._attempt(rpc) as metadata:
+                return await method(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error(error, rpc) from error
 

@@ -129,18 +129,18 @@ class GenerationClient(Client):
     async def _generate_once(
         self, request: GenerateRequest, timeout: float
     ) -> AsyncGenerator[Completion, None]:
-        call = self._stub.Generate(
-            generate_request_to_proto(request),
-            timeout=timeout,
-            metadata=self.endpoint.metadata(),
-        )
         try:
-            async for response in call:
-                yield self._checked("Generate", completion_from_proto, response.completion)
+            with self._attempt("Generate", "server_stream") as metadata:
+                call = self._stub.Generate(
+                    generate_request_to_proto(request), timeout=timeout, metadata=metadata
+                )
+                try:
+                    async for response in call:
+                        yield self._checked("Generate", completion_from_proto, response.completion)
+                finally:
+                    call.cancel()
         except grpc.aio.AioRpcError as error:
             raise self._error(error, "Generate") from error
-        finally:
-            call.cancel()
 
     def _place(self, completion: Completion, samples: list[list[Sample]]) -> Completion:
         """Give a completion of a partial request its indices in the whole one."""
@@ -209,12 +209,10 @@ class GenerationClient(Client):
         self, messages: AsyncGenerator[pb.PushWeightsRequest, None], timeout: float
     ) -> pb.PushWeightsResponse:
         try:
-            response: pb.PushWeightsResponse = await send_stream(
-                self._stub.PushWeights,
-                messages,
-                timeout=timeout,
-                metadata=self.endpoint.metadata(),
-            )
+            with self._attempt("PushWeights", "client_stream") as metadata:
+                response: pb.PushWeightsResponse = await send_stream(
+                    self._stub.PushWeights, messages, timeout=timeout, metadata=metadata
+                )
         except grpc.aio.AioRpcError as error:
             raise self._error(error, "PushWeights") from error
         return response

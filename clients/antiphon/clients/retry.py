@@ -11,6 +11,7 @@ import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.clients.errors import CallError
+from antiphon.clients.metrics import RETRIES
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ class Attempts:
             or self._deadlines >= self._policy.deadline_attempts
         ):
             raise error.after(len(self._errors), earlier)
+        RETRIES.labels(error.rpc, error.code.name).inc()
         await self._sleep(self._policy.pause(self._in_a_row))
 
 

@@ -1,7 +1,7 @@
 """What every call passes through: counting, errors to statuses, the token.
 
-A call goes through `Metrics`, `Errors`, `Auth` and `Requests`, so that a refused token and a
-request that cannot be read are counted and answered like every other error.
+A call goes through `Metrics`, `Traces`, `Errors`, `Auth` and `Requests`, so that a refused token
+and a request that cannot be read are counted and answered like every other error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from antiphon.clients import tracing
 from antiphon.clients.types import FieldError
 from antiphon.services.common.errors import ServiceError, status_of
 from antiphon.services.common.prometheus import RpcMetrics
@@ -111,6 +112,20 @@ class Metrics(_Interceptor):
                     self._idle.set()
             self._metrics.handled.labels(*labels, code).inc()
             self._metrics.seconds.labels(*labels).observe(time.perf_counter() - began)
+
+
+class Traces(_Interceptor):
+    """Makes each call a span of its caller's trace."""
+
+    async def around(
+        self, method: Method, context: Context, call: Call
+    ) -> AsyncGenerator[Any, None]:
+        """Traces one call."""
+        metadata = [(key, value) for key, value in context.invocation_metadata() or ()]
+        with tracing.server_span(method.path.lstrip("/"), metadata):
+            async with aclosing(call()) as answers:
+                async for answer in answers:
+                    yield answer
 
 
 class Errors(_Interceptor):

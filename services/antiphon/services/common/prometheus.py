@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
@@ -17,7 +19,10 @@ from prometheus_client import (
     start_http_server,
 )
 
+from antiphon.services.common.certificates import expiry_seconds
 from antiphon.services.common.errors import StartError
+
+logger = logging.getLogger(__name__)
 
 _RPC_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
@@ -34,6 +39,7 @@ class RpcMetrics:
 
 _rpc_metrics: dict[CollectorRegistry, RpcMetrics] = {}
 _build_info: dict[CollectorRegistry, Gauge] = {}
+_certificate_expiry: dict[CollectorRegistry, Gauge] = {}
 
 
 def rpc_metrics(registry: CollectorRegistry = REGISTRY) -> RpcMetrics:
@@ -68,6 +74,44 @@ def tell_build(name: str, registry: CollectorRegistry = REGISTRY) -> None:
             registry=registry,
         )
     _build_info[registry].labels(name, version("antiphon"), platform.python_version()).set(1)
+
+
+def certificate_expiry(registry: CollectorRegistry = REGISTRY) -> Gauge:
+    """The metric of the server's certificate in `registry`, made when first asked for."""
+    if registry not in _certificate_expiry:
+        _certificate_expiry[registry] = Gauge(
+            "antiphon_tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate ends, seconds since 1970; only with TLS.",
+            registry=registry,
+        )
+    return _certificate_expiry[registry]
+
+
+def tell_certificate(path: Path, registry: CollectorRegistry = REGISTRY) -> None:
+    """Sets `antiphon_tls_certificate_expiry_timestamp_seconds` from now on, renewals included.
+
+    Raises:
+        StartError: The file cannot be read or holds no certificate.
+    """
+    known = _expiry(path)
+
+    def expiry() -> float:
+        nonlocal known
+        try:
+            known = _expiry(path)
+        except StartError as error:
+            # What is served is the certificate from before.
+            logger.warning("%s", error)
+        return known
+
+    certificate_expiry(registry).set_function(expiry)
+
+
+def _expiry(path: Path) -> float:
+    try:
+        return expiry_seconds(path.read_text(encoding="ascii", errors="replace"))
+    except (OSError, ValueError) as error:
+        raise StartError(f"cannot read the certificate {path}: {error}") from error
 
 
 def serve_metrics(

@@ -18,10 +18,16 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from antiphon.clients import tracing
 from antiphon.clients.channel_options import server_options
 from antiphon.services.common.errors import StartError
-from antiphon.services.common.interceptors import Auth, Errors, Metrics, Requests
-from antiphon.services.common.prometheus import rpc_metrics, serve_metrics, tell_build
+from antiphon.services.common.interceptors import Auth, Errors, Metrics, Requests, Traces
+from antiphon.services.common.prometheus import (
+    rpc_metrics,
+    serve_metrics,
+    tell_build,
+    tell_certificate,
+)
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.stopping import StopSignals, run_until_stopped
 from antiphon.services.common.tls import server_credentials
@@ -73,6 +79,7 @@ class Server:
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self._close_metrics: Callable[[], None] | None = None
+        self._traced = False
 
     async def start(self) -> None:
         """Binds, starts, says SERVING and writes the address file.
@@ -89,6 +96,9 @@ class Server:
     async def _start(self) -> None:
         settings = self.settings
         tell_build(self.name, self._registry)
+        if settings.traces:
+            tracing.start(self.name)
+            self._traced = True
         await self.set_serving(False)
         self._server = self._make_server()
         self._register(self._server)
@@ -101,6 +111,7 @@ class Server:
             credentials = server_credentials(
                 settings.tls_cert, settings.tls_key, settings.tls_client_ca
             )
+            tell_certificate(settings.tls_cert, self._registry)
         self.address = _bind(self._server, settings.host, settings.port, credentials)
         if settings.health_port is not None:
             self._health_server = grpc.aio.server(options=_OPTIONS)
@@ -166,11 +177,16 @@ class Server:
         if self._close_metrics is not None:
             await asyncio.to_thread(self._close_metrics)
             self._close_metrics = None
+        if self._traced:
+            self._traced = False
+            await asyncio.to_thread(tracing.stop)
 
     def _make_server(self) -> grpc.aio.Server:
         settings = self.settings
         expose = settings.on_loopback or settings.expose_tracebacks
         interceptors = [self._metrics, Errors(expose_tracebacks=expose)]
+        if settings.traces:
+            interceptors.insert(1, Traces())
         if settings.token_file is not None:
             interceptors.append(Auth(TokenFile(settings.token_file).token))
         interceptors.append(Requests())

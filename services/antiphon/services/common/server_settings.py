@@ -49,6 +49,11 @@ class ServerSettings(BaseModel):
     expose_tracebacks: bool = Field(
         False, description="Send a user function's traceback to callers off loopback too."
     )
+    traces: bool = Field(
+        False,
+        description="Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_ENDPOINT says (extra "
+        "otel).",
+    )
     instance_id: str = Field("", description="Name of this replica; by default host name and pid.")
     grace_seconds: float = Field(
         10, ge=0, description="Seconds from SIGTERM within which the process has ended."

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from antiphon.services.common.errors import UserFunctionTimeoutError
 from antiphon.services.common.main_thread import CallTimeoutError, MainThread
@@ -20,6 +20,11 @@ CALLS = Counter(
     "antiphon_user_function_calls_total",
     "Calls of the user's function, by outcome: ok, failed or timeout.",
     ("function", "outcome"),
+)
+IN_FLIGHT = Gauge(
+    "antiphon_user_function_in_flight",
+    "Calls of the user's function under way, those that wait for the main thread included.",
+    ("function",),
 )
 SECONDS = Histogram(
     "antiphon_user_function_seconds",
@@ -62,7 +67,8 @@ class UserCalls:
         what = f"{self._name} for joint action {', '.join(ids)}"
         outcome = "failed"
         try:
-            result = await self._main_thread.run(call, timeout=self._timeout, what=what)
+            with IN_FLIGHT.labels(self._name).track_inprogress():
+                result = await self._main_thread.run(call, timeout=self._timeout, what=what)
             outcome = "ok"
         except CallTimeoutError as error:
             outcome = "timeout"

@@ -76,6 +76,11 @@ class Batch:
         self._end_ids = end_ids
         self._full = full
 
+    @property
+    def cache_tokens(self) -> int:
+        """Places of the key-value cache, padding included."""
+        return self._mask.numel() if self.rows else 0
+
     @torch.inference_mode()
     def prefill(self, weights_version: int) -> None:
         """Computes the cache of every row's prompt and tokens so far under the present weights."""

@@ -106,6 +106,11 @@ class Binding:
         return self._run_id
 
     @property
+    def agent(self) -> int | None:
+        """The agent served; None before the first call where none was fixed."""
+        return self._agent
+
+    @property
     def incarnation(self) -> int:
         """The highest incarnation of the bound run seen; 0 for none."""
         return self._incarnation

@@ -28,6 +28,8 @@ class Generation:
         self.cancelled = threading.Event()
         self.events: asyncio.Queue[Completion | BaseException | None] = asyncio.Queue()
         self.submitted = time.perf_counter()
+        self.sampled = False
+        """Whether the first tokens are there."""
         self._work = work
         self._loop = asyncio.get_running_loop()
 

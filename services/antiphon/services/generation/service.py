@@ -20,6 +20,7 @@ from antiphon.clients.types import (
 from antiphon.clients.wire import PushQuery
 from antiphon.services.generation.binding import Binding, check_sampling
 from antiphon.services.generation.engine import EncodedPrompt, Engine, EngineRequest
+from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.weights_receiver import Part, WeightsReceiver
 
 
@@ -33,6 +34,7 @@ class GenerationService:
         agent: The agent served; None takes that of the first call.
         run_lease_seconds: How long a silent run keeps the service from others.
         clock: Seconds that only grow.
+        metrics: Where it says whom it plays.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class GenerationService:
         agent: int | None = None,
         run_lease_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        metrics: GenerationMetrics | None = None,
     ) -> None:
         self._engine = engine
         self._instance_id = instance_id
@@ -54,6 +57,8 @@ class GenerationService:
         self._receiver = WeightsReceiver(
             engine, self._binding, instance_id=instance_id, boot_id=boot_id
         )
+        self._metrics = metrics or generation_metrics()
+        self._tell_agent()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Completion]:
         """Yields completions as they end.
@@ -80,6 +85,7 @@ class GenerationService:
             agent=request.agent,
             min_version=request.min_weights_version,
         )
+        self._tell_agent()
         work = EngineRequest(prompts, request.sampling, request.include_full_logprobs, admit)
         with self._binding.call(request.run_id):
             async with aclosing(self._engine.generate(work)) as completions:
@@ -88,7 +94,10 @@ class GenerationService:
 
     async def push_weights(self, parts: AsyncIterator[Part]) -> PushResult:
         """Takes a push; see `WeightsReceiver.push`."""
-        return await self._receiver.push(parts)
+        try:
+            return await self._receiver.push(parts)
+        finally:
+            self._tell_agent()
 
     def push_status(self, query: PushQuery) -> PushStatus:
         """How far a push has come."""
@@ -112,6 +121,10 @@ class GenerationService:
             capabilities=info.capabilities,
         )
 
+    def _tell_agent(self) -> None:
+        info = self._engine.info
+        self._metrics.tell_info(self._binding.agent, info.model, info.engine)
+
     def _encode(self, request: GenerateRequest) -> tuple[EncodedPrompt, ...]:
         limit, new = self._engine.info.context_length, request.sampling.max_new_tokens
         encoded = []
@@ -124,5 +137,5 @@ class GenerationService:
                     f"at most {limit} together, the context length; shorten the prompt or ask "
                     "for fewer new tokens",
                 )
-            encoded.append(EncodedPrompt(ids, entry.seeds))
+            encoded.append(EncodedPrompt(ids, entry.seeds, entry.prompt))
         return tuple(encoded)

@@ -220,9 +220,14 @@ class TransformersEngine:
         metrics.batch_size.observe(len(rows))
         with metrics.prefill.time():
             batch.prefill(self.loaded.version)
-        metrics.prompt_tokens.inc(sum(map(len, {row.prompt for row in rows})))
+        asked = sum(len(row.prompt) for row in rows)
+        computed = sum(map(len, {row.prompt for row in rows}))
+        metrics.prompt_tokens.inc(computed)
+        metrics.prefix_queries.inc(asked)
+        metrics.prefix_hits.inc(asked - computed)
         self._thread.stepped()
-        with metrics.decode.time():
+        sampled_at: float | None = None
+        with metrics.decode.time(), metrics.cached(batch):
             while batch.rows:
                 if self._thread.closing:
                     raise RuntimeError("the engine has stopped")
@@ -231,12 +236,23 @@ class TransformersEngine:
                 metrics.generation_tokens.inc(len(batch.rows))
                 for row in batch.sample():
                     job.post(self._completion(row))
+                sampled_at = self._tell_step(job, sampled_at)
                 swap = self._thread.take(Swap) if self._on_swap == "continue" else None
                 if batch.rows and swap is None:
                     batch.advance()
                 self._thread.stepped()
                 if swap is not None:
                     self._swap_within(job, batch, swap)
+
+    def _tell_step(self, job: Generation, before: float | None) -> float:
+        """Measures a step from the batch's last one, or from the arrival of its request."""
+        now = time.perf_counter()
+        if before is not None:
+            self._metrics.between_tokens.observe(now - before)
+        elif not job.sampled:
+            job.sampled = True
+            self._metrics.first_token.observe(now - job.submitted)
+        return now
 
     def _swap_within(self, job: Generation, batch: Batch, swap: Swap) -> None:
         """Swaps between two steps and computes the batch's cache anew under the new weights."""

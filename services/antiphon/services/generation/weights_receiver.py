@@ -91,20 +91,21 @@ class WeightsReceiver:
                 PUSH_CHECKSUM_MISMATCH or PUSH_REPLACED.
         """
         began = time.perf_counter()
+        kind, outcome = "unknown", "failed"
         try:
-            result = await self._push(parts)
-        except BaseException:
-            self._metrics.pushes.labels("failed").inc()
-            raise
-        self._metrics.pushes.labels("applied").inc()
+            header = await anext(parts, None)
+            if not isinstance(header, PushHeader):
+                came = "nothing" if header is None else "a chunk"
+                raise FieldError("part", came, "the push's header first")
+            kind = header.kind.name.lower()
+            result = await self._push(header, parts)
+            outcome = "applied"
+        finally:
+            self._metrics.pushes.labels(kind, outcome).inc()
         self._metrics.push.observe(time.perf_counter() - began)
         return result
 
-    async def _push(self, parts: AsyncIterator[Part]) -> PushResult:
-        header = await anext(parts, None)
-        if not isinstance(header, PushHeader):
-            came = "nothing" if header is None else "a chunk"
-            raise FieldError("part", came, "the push's header first")
+    async def _push(self, header: PushHeader, parts: AsyncIterator[Part]) -> PushResult:
         self._check_header(header)
         wanted = _identity(header)
         decision = self._admit(header)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import grpc
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from antiphon.clients.types import JointAction, RewardInfo, Task
 from antiphon.clients.types import Score as JointScore
@@ -23,6 +23,11 @@ SCORES = Counter(
     "antiphon_reward_scores_total",
     "Joint actions answered, by outcome: value or missing.",
     ("outcome",),
+)
+VALUES = Histogram(
+    "antiphon_reward_value",
+    "Scores as the function returned them.",
+    buckets=(-10, -5, -2, -1, -0.5, -0.2, 0, 0.2, 0.4, 0.6, 0.8, 1, 2, 5, 10),
 )
 
 
@@ -70,4 +75,6 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
             scores += await self._calls.run(call, [action.id for action in batch])
         for score in scores:
             SCORES.labels("missing" if score.value is None else "value").inc()
+            if score.value is not None:
+                VALUES.observe(score.value)
         return scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 from tests.support.certificates import (
     Certificate,
     CertificateAuthority,
@@ -18,6 +20,7 @@ from tests.support.certificates import (
 )
 
 from antiphon.clients.endpoint import Endpoint, Tls, open_channel
+from antiphon.services.common.certificates import expiry_seconds
 from antiphon.services.common.server import Server, ServerSettings, StartError
 
 
@@ -103,3 +106,26 @@ async def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     server = server_with(tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
     with pytest.raises(StartError, match=r"none\.crt"):
         await server.start()
+
+
+async def test_the_end_of_the_certificate_is_a_metric_that_follows_renewals(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
+    own = certificate(tmp_path, "server", ca)
+    server = server_with(tls_cert=own.cert, tls_key=own.key)
+    name = "antiphon_tls_certificate_expiry_timestamp_seconds"
+
+    def metric() -> float | None:
+        return REGISTRY.get_sample_value(name)
+
+    await server.start()
+    try:
+        before = metric()
+        assert before == expiry_seconds(own.cert.read_text())
+        issued = ca.authority.issue_cert("localhost", not_after=datetime(2031, 1, 1, tzinfo=UTC))
+        issued.cert_chain_pems[0].write_to_path(own.cert)
+        assert metric() == datetime(2031, 1, 1, tzinfo=UTC).timestamp() != before
+        own.cert.write_text("half a file")
+        assert metric() == datetime(2031, 1, 1, tzinfo=UTC).timestamp()
+    finally:
+        await server.stop(0)

@@ -275,15 +275,23 @@ async def test_metrics_count_what_happened(tiny_folders: Folders) -> None:
     assert grown("generation_tokens_total") == sum(len(c.token_ids) for c in got)
     assert grown("prompt_tokens_total") == 5
     assert grown("batch_size_sum") == 6
-    assert grown("request_queue_seconds_count") == grown("request_seconds_count") == 1
-    assert grown("prefill_seconds_count") == grown("decode_seconds_count") == 1
+    assert grown("request_queue_time_seconds_count") == 1
+    assert grown("e2e_request_latency_seconds_count") == 1
+    assert grown("request_prefill_time_seconds_count") == 1
+    assert grown("request_decode_time_seconds_count") == 1
+    assert grown("time_to_first_token_seconds_count") == 1
+    longest = max(len(c.token_ids) for c in got)
+    assert grown("inter_token_latency_seconds_count") == longest - 1
+    assert grown("prefix_cache_queries_total") == 15
+    assert grown("prefix_cache_hits_total") == 10
+    assert after["antiphon_generation_kv_cache_tokens"] == 0
     finished = [grown(f'completions_total{{finish_reason="{r}"}}') for r in ("length",)]
     assert finished == [sum(c.finish_reason is FinishReason.LENGTH for c in got)]
     assert after["antiphon_generation_weights_version"] == 4
     assert grown("push_bytes_total") == push.nbytes
     assert grown("push_pause_seconds_count") == grown("push_seconds_count") == 1
-    assert after["antiphon_generation_requests_running"] == 0
-    assert after["antiphon_generation_requests_waiting"] == 0
+    assert after["antiphon_generation_num_requests_running"] == 0
+    assert after["antiphon_generation_num_requests_waiting"] == 0
     key = "grpc_server_handled_total"
     assert any(name.startswith(key) and "PushWeights" in name for name in after)
 
