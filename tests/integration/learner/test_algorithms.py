@@ -256,6 +256,7 @@ def test_a_reference_kl_in_the_loss_leaves_returns_and_holds_the_policy_back(
     for row in rollouts(held):
         assert row["agent_returns"] == [row["return"]] * 2
     assert metrics(held)[-1]["agent_0/reference_kl_loss"] > 0
+    assert "turn_1/reference_kl_penalty_mean" not in metrics(held)[-1]
     assert held_kl < free_kl / 2
 
 

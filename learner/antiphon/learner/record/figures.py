@@ -39,7 +39,7 @@ class NodeFigures:
     returns: list[float | None]
     agent_returns: list[list[float | None]]
     advantages: list[GroupAdvantages]
-    reference_kl_coef: float = 0.0
+    return_kl_coef: float = 0.0
 
     @property
     def mean_reward(self) -> float | None:
@@ -111,7 +111,7 @@ def tree_figures(root: Node, config: MAGRPOConfig) -> Iterator[NodeFigures]:
                 group_advantages(r, config.advantage_mode, config.advantage_normalization)
                 for r in agent_returns
             ],
-            reference_kl_coef=config.reference_kl_coef,
+            return_kl_coef=config.return_kl_coef,
         )
 
 

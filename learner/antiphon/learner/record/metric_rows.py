@@ -83,14 +83,18 @@ def add_node(figures: Figures, node: NodeFigures) -> None:
         for kl in node.reference_kls(agent):
             figures.mean(f"{turn}/reference_kl_mean", kl)
             figures.mean(f"{name}/{turn}/reference_kl_mean", kl)
-            figures.mean(f"{turn}/reference_kl_penalty_mean", node.reference_kl_coef * kl)
+            if node.return_kl_coef > 0:
+                figures.mean(f"{turn}/reference_kl_penalty_mean", node.return_kl_coef * kl)
 
 
 def add_updates(figures: Figures, updates: Sequence[AgentUpdate]) -> None:
     """Add optimiser steps under ``agent_0/...``."""
     for update in updates:
         name = f"agent_{update.agent}"
-        for _, stats in update.steps:
+        for nodes, stats in update.steps:
+            for node in nodes:
+                figures.mean(f"{name}/staleness_mean", node.staleness)
+                figures.maximum(f"{name}/staleness_max", node.staleness)
             figures.sum(f"{name}/live_nodes", stats.live_nodes)
             figures.sum(f"{name}/dead_nodes", stats.dead_nodes)
             if not stats.stepped:

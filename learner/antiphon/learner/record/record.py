@@ -119,6 +119,13 @@ class RunRecord:
         self._doing = (stage, prompt, turn)
         self._progress.update(self.snapshot())
 
+    def sampling(self, *, prompt: str, turn: int) -> None:
+        """Show a turn that begins, unless something else is under way beside it."""
+        stage, *_ = self._doing
+        if stage == "generate":
+            self._doing = (stage, prompt, turn)
+            self._progress.update(self.snapshot())
+
     def state_changed(self, state: RunState) -> None:
         """Show that the run is paused, goes on, or stops."""
         self._state = state
@@ -236,6 +243,8 @@ class RunRecord:
             joint_actions=self.joint_actions,
             models=self._models,
             agent_folders=tuple(self._saved_in(agent) for agent in range(self._num_agents)),
+            adapters=tuple(self._is_adapter(agent) for agent in range(self._num_agents)),
+            keeps_best=(self._folder.path / "best").is_dir(),
             optimizer_steps=tuple(self._optimizer_steps),
             weights_versions=tuple(self._weights_versions),
             stage_seconds=self._stage_seconds,
@@ -351,6 +360,10 @@ class RunRecord:
         """The folder of an agent's trained model; agents that share a policy have one."""
         folder = self._folder.agent_folder(self._played_with(agent)[0])
         return folder.name if folder.is_dir() else None
+
+    def _is_adapter(self, agent: int) -> bool:
+        folder = self._saved_in(agent)
+        return folder is not None and (self._folder.path / folder / "adapter_config.json").is_file()
 
     def _turns(self) -> tuple[TurnSnapshot, ...]:
         batch = self._batch.read()

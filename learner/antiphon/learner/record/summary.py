@@ -27,8 +27,9 @@ class EpochTurn:
 class Summary:
     """What a run came to.
 
-    `models`, `agent_folders`, `optimizer_steps` and `weights_versions` are by agent [N]; the folder
-    of a model that was not saved is None.
+    `models`, `agent_folders`, `adapters`, `optimizer_steps`, `weights_versions` are by agent [N]. The
+    folder of a model that was not saved is None; `adapters` says whether what it holds is a LoRA
+    adapter. `keeps_best` says whether `best/` has the models of the best evaluation.
     """
 
     run_id: str
@@ -41,6 +42,8 @@ class Summary:
     joint_actions: int
     models: tuple[str, ...]
     agent_folders: tuple[str | None, ...]
+    adapters: tuple[bool, ...]
+    keeps_best: bool
     optimizer_steps: tuple[int, ...]
     weights_versions: tuple[int, ...]
     stage_seconds: Mapping[str, float]
@@ -72,7 +75,7 @@ def summary_markdown(summary: Summary, last_tree: Sequence[NodeFigures]) -> str:
     lines += _agents(summary)
     lines += _rewards(summary)
     lines += _time(summary)
-    lines += ["## Files", "", *_files(), ""]
+    lines += ["## Files", "", *_files(summary), ""]
     lines += _best_path(last_tree)
     return "\n".join(lines)
 
@@ -88,8 +91,11 @@ def _agents(summary: Summary) -> list[str]:
             f"| {agent} | {model} | {shown} | {summary.optimizer_steps[agent]} "
             f"| {summary.weights_versions[agent]} |"
         )
-    if folder := next(filter(None, summary.agent_folders), None):
-        lines += ["", f'Load one with `AutoModelForCausalLM.from_pretrained("{folder}")`.']
+    saved = list(zip(summary.agent_folders, summary.adapters, strict=True))
+    if whole := next((folder for folder, adapter in saved if folder and not adapter), None):
+        lines += ["", f'Load one with `AutoModelForCausalLM.from_pretrained("{whole}")`.']
+    if lora := next((folder for folder, adapter in saved if folder and adapter), None):
+        lines += ["", f'Load an adapter with `PeftModel.from_pretrained(base, "{lora}")`.']
     return [*lines, ""]
 
 
@@ -112,8 +118,12 @@ def _time(summary: Summary) -> list[str]:
     return ["## Time", "", f"{stages}. Stages may overlap.", ""]
 
 
-def _files() -> list[str]:
+def _files(summary: Summary) -> list[str]:
+    best = (
+        ["- `best/`: the agents as they were at the best evaluation"] if summary.keeps_best else []
+    )
     return [
+        *best,
         "- `config.json`: the settings",
         "- `metrics.jsonl`: a row of figures per line",
         "- `rollouts/`: prompts, answers, rewards, advantages (Parquet, a joint action per row);",

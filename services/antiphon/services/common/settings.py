@@ -193,4 +193,5 @@ def _field_error(error: ValidationError) -> FieldError:
     place = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "missing":
         return FieldError(place, "nothing", "a value; it has no default")
-    return FieldError(place, repr(first["input"]), first["msg"])
+    wanted = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return FieldError(place, repr(first["input"]), wanted)

@@ -311,6 +311,18 @@ def test_the_summary_names_one_folder_for_agents_that_share_a_policy(folder: Run
     assert "| 1 | m | `agent_0/` | 0 | 0 |" in (folder.path / "SUMMARY.md").read_text()
 
 
+def test_the_summary_says_how_each_kind_of_folder_loads(folder: RunFolder) -> None:
+    for agent in (0, 1):
+        folder.agent_folder(agent).mkdir()
+    (folder.agent_folder(0) / "adapter_config.json").write_text("{}")
+    (folder.path / "best").mkdir()
+    _record(folder).finish(RunState.FINISHED)
+    text = (folder.path / "SUMMARY.md").read_text()
+    assert '`PeftModel.from_pretrained(base, "agent_0")`' in text
+    assert '`AutoModelForCausalLM.from_pretrained("agent_1")`' in text
+    assert "`best/`" in text
+
+
 def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     registry = CollectorRegistry()
     record = _record(folder, metrics=learner_metrics(registry), prompts_total=4)

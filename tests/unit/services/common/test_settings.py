@@ -114,7 +114,7 @@ def test_variables_that_kubernetes_adds_are_left_alone(toml: Path) -> None:
     ("overrides", "message"),
     [
         (["seed=-1"], "seed: got -1"),
-        (["seed=x"], "seed: got 'x'"),
+        (["seed=x"], "seed: got 'x', wanted a valid integer"),
         ([], "seed: got nothing"),
         (["seed=1", "reward.timeout=soon"], r"reward\.timeout: got 'soon'"),
         (["seed"], "key=value"),
