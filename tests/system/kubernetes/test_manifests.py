@@ -1,0 +1,134 @@
+"""Every overlay and component renders, and is what Kubernetes and its operators accept."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+from tests.support.processes import run
+from tests.system.kubernetes.rendered import (
+    COMPONENTS,
+    OVERLAYS,
+    Manifest,
+    generated,
+    kustomize,
+    of_kind,
+    overlay,
+    pods,
+    with_components,
+)
+
+pytestmark = pytest.mark.system
+
+KUBERNETES = "1.37"
+CUSTOM = ("cert-manager.io", "monitoring.coreos.com", "jobset.x-k8s.io")
+OF_AGENTS = ("autoscaling", "tgi", "vllm")
+"""Components of an agent's own folder."""
+
+
+@pytest.fixture(scope="module", params=(*OVERLAYS, *(f"with {name}" for name in COMPONENTS)))
+def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The objects of an overlay, or of `cpu` with one component more."""
+    name = request.param.removeprefix("with ")
+    if request.param in OVERLAYS:
+        return overlay(name)
+    mine, of_agents = ((), (name,)) if name in OF_AGENTS else ((name,), ())
+    if name == "checkpoints-pvc":  # cpu has it
+        return overlay("cpu")
+    folder = tmp_path_factory.mktemp(name)
+    return kustomize(with_components(folder, *mine, of_agents=of_agents))
+
+
+def test_kubernetes_accepts_it(objects: Sequence[Manifest]) -> None:
+    for manifest in objects:
+        if manifest["apiVersion"].partition("/")[0] in CUSTOM:
+            continue
+        try:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            pytest.fail(f"{name}: {error.message} at {list(error.path)}")
+
+
+def test_every_name_that_is_used_is_there(objects: Sequence[Manifest]) -> None:
+    """Service accounts, ConfigMaps and claims of pods, and what an autoscaler scales."""
+    there = {(m["kind"], m["metadata"]["name"]) for m in objects}
+    wanted = set()
+    for pod in pods(objects):
+        if account := pod.spec.get("serviceAccountName"):
+            wanted.add(("ServiceAccount", account))
+        for volume in pod.spec["volumes"]:
+            if "configMap" in volume:
+                wanted.add(("ConfigMap", volume["configMap"]["name"]))
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                wanted.add(("PersistentVolumeClaim", claim))
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        wanted.add((target["kind"], target["name"]))
+    assert wanted <= there
+
+
+def test_everything_is_in_the_namespace_and_labelled(objects: Sequence[Manifest]) -> None:
+    for manifest in objects:
+        if manifest["kind"] == "Namespace":
+            continue
+        metadata = manifest["metadata"]
+        assert metadata.get("namespace") == "antiphon", metadata["name"]
+        if manifest["kind"] != "ConfigMap":
+            assert metadata["labels"]["app.kubernetes.io/part-of"] == "antiphon", metadata["name"]
+
+
+def test_a_drain_is_never_blocked(objects: Sequence[Manifest]) -> None:
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        assert budget["spec"]["maxUnavailable"] >= 1
+        assert "minAvailable" not in budget["spec"]
+
+
+def test_no_pod_has_a_token_or_rights(objects: Sequence[Manifest]) -> None:
+    """What the namespace's own `restricted` Pod Security Standard asks, and a read-only root."""
+    for pod in pods(objects):
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert pod.spec["securityContext"]["runAsNonRoot"] is True
+        assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        containers = (*pod.spec["containers"], *pod.spec.get("initContainers", ()))
+        for container in containers:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_the_task_is_that_of_the_examples() -> None:
+    task = generated(overlay("cpu"), "task")["data"]
+    example = Path(__file__).parents[3] / "examples" / "length_ratio.py"
+    assert task == {"length_ratio.py": example.read_text()}
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the schemas of the operators and what checks against them."""
+    folder = tmp_path_factory.mktemp("schemas")
+    for name in ("package.json", "check_custom_resources.js"):
+        shutil.copy(Path(__file__).parent / name, folder)
+    run(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder)
+    return folder
+
+
+def test_the_operators_accept_their_resources(objects: Sequence[Manifest], node: Path) -> None:
+    groups = ("cert-manager.io", "monitoring.coreos.com")
+    custom = [m for m in objects if m["apiVersion"].partition("/")[0] in groups]
+    done = subprocess.run(
+        ["node", "check_custom_resources.js"],
+        input=json.dumps(custom),
+        cwd=node,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
