@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import grpc
 import torch
@@ -29,6 +30,9 @@ from antiphon.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 
 logger = logging.getLogger(__name__)
 
+EngineName = Literal["transformers", "tgi"]
+Restart = Literal["rolling", "stop-first"]
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
@@ -45,6 +49,14 @@ class GenerationOptions:
         max_batch_size: Most rows decoded together.
         on_swap: What becomes of completions under way when weights are swapped.
         run_lease_seconds: How long a silent run keeps the service.
+        engine: What samples. The settings below are for engines that are other programs.
+        engine_command: How to start the program, with ``{model}`` and ``{port}``.
+        engine_address: Where the program runs already, started by somebody else.
+        engine_start_timeout: Seconds that the program may take to start.
+        engine_settings: The program's own settings, by name.
+        engine_token: Sent to the program with every request; None for none.
+        restart: Whether a program that restarts at a push does so beside the old one, or after it.
+        work_folder: Where pushed weights are written for the program; None for a temporary folder.
     """
 
     model: str
@@ -57,14 +69,57 @@ class GenerationOptions:
     max_batch_size: int = 64
     on_swap: OnSwap = "finish"
     run_lease_seconds: float = 60.0
+    engine: EngineName = "transformers"
+    engine_command: str | None = None
+    engine_address: str | None = None
+    engine_start_timeout: float = 600.0
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    engine_token: str | None = None
+    restart: Restart = "rolling"
+    work_folder: str | None = None
 
 
-def load_engine(options: GenerationOptions) -> TransformersEngine:
-    """Loads model and tokenizer.
+def load_engine(options: GenerationOptions) -> Engine:
+    """Loads what samples. Blocks.
 
     Raises:
-        StartError: The model cannot be loaded or the device is not there.
+        StartError: The model cannot be loaded, the device is not there, or the engine's program or
+            package is not, or does not start.
     """
+    loaders: dict[EngineName, Callable[[GenerationOptions], Engine]] = {
+        "transformers": _load_transformers,
+        "tgi": _load_tgi,
+    }
+    try:
+        return loaders[options.engine](options)
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"--engine {options.engine} needs {error.name}; install it: "
+            f"pip install 'antiphon[generation,{options.engine}]'"
+        ) from error
+
+
+def _load_tgi(options: GenerationOptions) -> Engine:
+    from antiphon.services.generation.engines.tgi.engine import TgiOptions, load_tgi
+
+    asked = TgiOptions(
+        model=options.model,
+        tokenizer=options.tokenizer,
+        command=options.engine_command,
+        address=options.engine_address,
+        weights=options.weights,
+        weights_dtype=options.weights_dtype,
+        restart=options.restart,
+        start_timeout=options.engine_start_timeout,
+        work_folder=options.work_folder,
+    )
+    try:
+        return load_tgi(asked)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(options, "for tgi", error) from error
+
+
+def _load_transformers(options: GenerationOptions) -> TransformersEngine:
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,10 +129,7 @@ def load_engine(options: GenerationOptions) -> TransformersEngine:
         model = load_model(options.model, dtype=dtype, weights=options.weights).to(device)
         tokenizer = load_tokenizer(options.tokenizer or options.model)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise StartError(
-            f"cannot load --model {options.model} on {name}: {error}. Wanted: a folder with "
-            "config.json and a tokenizer, a .gguf file, or a name that the model hub knows"
-        ) from error
+        raise _not_loaded(options, f"on {name}", error) from error
     return TransformersEngine(
         model,
         tokenizer,
@@ -86,6 +138,14 @@ def load_engine(options: GenerationOptions) -> TransformersEngine:
         weights_dtype=options.weights_dtype,
         max_batch_size=options.max_batch_size,
         on_swap=options.on_swap,
+    )
+
+
+def _not_loaded(options: GenerationOptions, where: str, error: Exception) -> StartError:
+    file = "" if options.engine != "transformers" else "a .gguf file, "
+    return StartError(
+        f"cannot load --model {options.model} {where}: {error}. Wanted: a folder with "
+        f"config.json and a tokenizer, {file}or a name that the model hub knows"
     )
 
 
@@ -158,12 +218,12 @@ async def serve_generation(options: GenerationOptions, settings: ServerSettings)
             await engine.stop()
 
 
-def _in_daemon_thread(options: GenerationOptions) -> asyncio.Future[TransformersEngine]:
+def _in_daemon_thread(options: GenerationOptions) -> asyncio.Future[Engine]:
     """Loads in a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[TransformersEngine] = loop.create_future()
+    future: asyncio.Future[Engine] = loop.create_future()
 
-    def settle(outcome: TransformersEngine | BaseException) -> None:
+    def settle(outcome: Engine | BaseException) -> None:
         if future.done():
             return
         if isinstance(outcome, BaseException):
@@ -172,7 +232,7 @@ def _in_daemon_thread(options: GenerationOptions) -> asyncio.Future[Transformers
             future.set_result(outcome)
 
     def load() -> None:
-        outcome: TransformersEngine | BaseException
+        outcome: Engine | BaseException
         try:
             outcome = load_engine(options)
         except BaseException as error:  # noqa: BLE001 - whoever awaits the future gets it

@@ -1,0 +1,1 @@
+"""Engines that another program runs, and what they share."""

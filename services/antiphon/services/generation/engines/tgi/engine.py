@@ -1,0 +1,282 @@
+"""The engine that fronts text-generation-inference.
+
+That server samples text only and cannot take new weights, so a push is written as a folder and a
+new server is started on it; a version is reported once that server says that it serves it. A server
+at an address that somebody else runs keeps the weights it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from torch import Tensor
+
+from antiphon.clients.digest import weights_digest
+from antiphon.clients.types import (
+    Completion,
+    EngineCapabilities,
+    FieldError,
+    LoadedWeights,
+    Prompt,
+    PushKind,
+    TensorDtype,
+    TensorSpec,
+)
+from antiphon.services.common.errors import ServiceError, StartError
+from antiphon.services.common.lora import is_adapter_tensor
+from antiphon.services.common.models import load_model
+from antiphon.services.common.tensors import TORCH_DTYPES, from_bytes, tensor_specs, wire_tensors
+from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
+from antiphon.services.generation.engines.model_folders import ModelFolders
+from antiphon.services.generation.engines.samples import Sample, completion_of, side_by_side
+from antiphon.services.generation.engines.served_model import ServedModel
+from antiphon.services.generation.engines.tgi.client import ServerGoneError, check_sampling
+from antiphon.services.generation.engines.tgi.server import RunningServer, found, launched
+from antiphon.services.generation.engines.tgi.supervisor import Restart, Supervisor
+from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
+
+_ATTEMPTS = 10
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TgiOptions:
+    """What to front.
+
+    Attributes:
+        model: Folder or hub name of the model.
+        tokenizer: Where its tokenizer is, if not there.
+        command: How to start a server, with ``{model}`` and ``{port}``; None where `address` says
+            where one runs.
+        address: Of a server that somebody else runs; its weights are fixed.
+        weights: False starts no server before the first push.
+        weights_dtype: Number format that starting weights are rounded to.
+        restart: Whether a push starts the new server beside the old one, or after its end.
+        start_timeout: Seconds that a server may take to become healthy.
+        work_folder: Where versions are written; None for a temporary folder.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    command: str | None = None
+    address: str | None = None
+    weights: bool = True
+    weights_dtype: TensorDtype = TensorDtype.BFLOAT16
+    restart: Restart = "rolling"
+    start_timeout: float = 600.0
+    work_folder: str | None = None
+
+
+class TgiEngine:
+    """Samples from a text-generation-inference server.
+
+    Args:
+        served: What the service knows of the model.
+        supervisor: Has the server, where one runs.
+        folders: Where pushed versions are written; None where weights are fixed.
+        base: The model's own tensors as the server has them; empty for unknown or none.
+        metrics: Where it counts.
+    """
+
+    def __init__(
+        self,
+        served: ServedModel,
+        supervisor: Supervisor,
+        folders: ModelFolders | None,
+        base: tuple[TensorSpec, ...] = (),
+        *,
+        metrics: GenerationMetrics | None = None,
+    ) -> None:
+        self._served = served
+        self._supervisor = supervisor
+        self._folders = folders
+        self._metrics = metrics or generation_metrics()
+        self._end_ids = frozenset(served.end_ids)
+        self.base = base
+        self.tensor_shapes: Mapping[str, tuple[int, ...]] = served.tensor_shapes
+        self._metrics.step_age.set_function(lambda: self.seconds_since_step)
+        self._metrics.weights_version.set(0)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What runs; the context is no longer than the server takes."""
+        served, limits = self._served, self._supervisor.limits
+        context = served.context_length
+        kinds = {PushKind.FULL, PushKind.ADAPTER} if self._folders is not None else set()
+        return EngineInfo(
+            model=served.source,
+            engine="tgi",
+            vocabulary_size=served.vocabulary_size,
+            tokenizer_fingerprint=served.fingerprint,
+            context_length=context if limits is None else min(context, limits.max_total_tokens),
+            end_token_ids=served.end_ids,
+            capabilities=EngineCapabilities(
+                push_kinds=frozenset(kinds),
+                token_ids=False,
+                logprobs=True,
+                full_logprobs=False,
+                # A seed fixes the random numbers; the server's batches, and so rounding, vary.
+                seeds=False,
+            ),
+        )
+
+    @property
+    def loaded(self) -> LoadedWeights:
+        """What the server says that it serves."""
+        return self._supervisor.loaded
+
+    @property
+    def seconds_since_step(self) -> float:
+        """Age of the last answer, or of the last time that the server was healthy, under work."""
+        return self._supervisor.seconds_since_step
+
+    def check_adapter(self, specs: Sequence[TensorSpec], field: str) -> None:
+        """Checks that an adapter fits; see `ServedModel.check_adapter`."""
+        self._served.check_adapter(specs, field)
+
+    def encode(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """The ids that the server will make of a prompt.
+
+        Raises:
+            FieldError: It is given as token ids, the server would make others of it, or it is too
+                long for it.
+        """
+        ids = self._served.codec.encode(prompt, field)
+        self._served.text_of(prompt, ids, field)
+        limits = self._supervisor.limits
+        if limits is not None and len(ids) > limits.max_input_tokens:
+            raise FieldError(
+                field,
+                f"{len(ids)} tokens",
+                f"at most {limits.max_input_tokens}, what this text-generation-inference takes "
+                "(--max-input-tokens)",
+            )
+        return ids
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+        """Yields completions as they end; closing the generator drops the server's requests."""
+
+        async def complete(sample: Sample) -> Completion:
+            return await self._complete(sample, request)
+
+        async with aclosing(side_by_side(request, complete, self._metrics)) as completions:
+            async for completion in completions:
+                yield completion
+
+    async def _complete(self, sample: Sample, request: EngineRequest) -> Completion:
+        prompt, pause = sample.prompt, _FIRST_PAUSE_SECONDS
+        text = self._served.text_of(prompt.prompt, prompt.token_ids, sample.name)
+        for _ in range(_ATTEMPTS):
+            async with self._supervisor.route() as route:
+                request.admit(route.server.loaded)
+                check_sampling(request.sampling, route.server.limits)
+                try:
+                    sampled = await route.client.sample(sample, text, request.sampling)
+                except ServerGoneError as error:
+                    gone = error
+                else:
+                    route.stepped()
+                    return completion_of(
+                        sample,
+                        sampled,
+                        codec=self._served.codec,
+                        end_ids=self._end_ids,
+                        weights_version=route.server.loaded.version,
+                    )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        raise ServiceError(
+            grpc.StatusCode.UNAVAILABLE,
+            f"text-generation-inference at {route.server.url} cannot be reached: {gone}",
+        ) from gone
+
+    async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
+        """Starts a server on the new weights and returns the seconds without one."""
+        return await asyncio.shield(asyncio.ensure_future(self._apply(tensors, loaded)))
+
+    async def _apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
+        assert self._folders is not None  # It offers no kind of push otherwise.
+        folder = await asyncio.to_thread(self._write, tensors, loaded)
+        try:
+            pause = await self._supervisor.replace(folder, loaded)
+        except StartError as error:
+            raise ServiceError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"weights version {loaded.version} is not served, the old ones are: {error}",
+            ) from error
+        if own := tuple(p.spec for p in tensors if not is_adapter_tensor(p.spec.name)):
+            self.base = own
+        self._metrics.weights_version.set(loaded.version)
+        return pause
+
+    def _write(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> Path:
+        assert self._folders is not None
+        own: dict[str, Tensor] = {}
+        adapter: dict[str, Tensor] = {}
+        for pushed in tensors:
+            spec = pushed.spec
+            kind = adapter if is_adapter_tensor(spec.name) else own
+            kind[spec.name] = from_bytes(pushed.data, spec.dtype, spec.shape)
+        if own:
+            return self._folders.write(loaded, own, adapter)
+        base = self._supervisor.folder
+        assert base is not None  # An adapter is let in only where its base is loaded.
+        return self._folders.write_adapter(base, loaded, adapter)
+
+    def start(self) -> None:
+        """Begins to watch the server; to be called in the event loop."""
+        self._supervisor.start()
+
+    async def stop(self) -> None:
+        """Drops all requests, and ends the server where it is ours."""
+        await self._supervisor.stop()
+
+
+def load_tgi(options: TgiOptions) -> TgiEngine:
+    """The engine with its server up, unless it waits for weights. Blocks.
+
+    Raises:
+        StartError: Options that do not go together, or a server that does not come up or fit.
+    """
+    if (options.command is None) == (options.address is None):
+        raise StartError(
+            "--engine tgi: wanted either --engine-command, to start text-generation-inference and "
+            "again at every push, or --engine-address of one that runs, whose weights stay"
+        )
+    served = ServedModel(options.model, options.tokenizer)
+    if options.address is not None:
+        # Somebody else's weights; the digest tells them from any that are pushed.
+        said = f"text-generation-inference at {options.address} with {options.model}"
+        fixed = LoadedWeights(digest=hashlib.sha256(said.encode()).digest())
+        return TgiEngine(served, Supervisor(None, found(options.address, fixed, served)), None)
+    work = options.work_folder or tempfile.mkdtemp(prefix="antiphon-tgi-")
+    folders = ModelFolders(Path(work), served)
+
+    def launch(folder: Path, loaded: LoadedWeights, given_up: Callable[[], bool]) -> RunningServer:
+        assert options.command is not None
+        return launched(
+            options.command,
+            folder,
+            loaded,
+            served,
+            timeout=options.start_timeout,
+            given_up=given_up,
+        )
+
+    if not options.weights:
+        return TgiEngine(served, Supervisor(launch, None, options.restart, folders), folders)
+    dtype = options.weights_dtype
+    own = wire_tensors(load_model(options.model, dtype=TORCH_DTYPES[dtype]))
+    base = tensor_specs(own, dtype)
+    loaded = LoadedWeights(digest=weights_digest(base))
+    folder = folders.write(loaded, own, {})
+    del own
+    server = launch(folder, loaded, lambda: False)
+    return TgiEngine(served, Supervisor(launch, server, options.restart, folders), folders, base)
