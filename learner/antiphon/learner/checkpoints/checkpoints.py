@@ -228,6 +228,7 @@ class Checkpoints:
         except RunSupersededError:
             raise
         except Exception as error:  # noqa: BLE001 - what a disk and its libraries raise is manifold
+            self._record.save_failed()
             self._status.note(f"no checkpoint could be written: {type(error).__name__}: {error}")
 
     async def _save(self) -> Checkpoint:
@@ -257,7 +258,9 @@ class Checkpoints:
             total_limit=self._settings.total_limit,
         )
         self._newest, self._newest_cursor = saved, self.cursor
-        self._status.note(f"checkpoint: {saved.path} ({time.monotonic() - start:.1f} s)")
+        seconds = time.monotonic() - start
+        self._record.saved(seconds)
+        self._status.note(f"checkpoint: {saved.path} ({seconds:.1f} s)")
         return saved
 
 

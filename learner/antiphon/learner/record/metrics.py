@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from antiphon.clients.types import RunState
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.evaluation.figures import Evaluation
 from antiphon.learner.record.figures import NodeFigures
+from antiphon.learner.record.stages import UPDATE
 
 if TYPE_CHECKING:
     from antiphon.learner.policy.updates import AgentUpdate
@@ -23,9 +27,18 @@ _SECONDS_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 
 
 class LearnerMetrics:
-    """A learner's metrics in one registry. One per registry: use `learner_metrics`."""
+    """A learner's metrics in one registry. One per registry: use `learner_metrics`.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Args:
+        registry: Where they are exported from.
+        now: Seconds since 1970.
+    """
+
+    def __init__(self, registry: CollectorRegistry, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._told_at = now()
+        self._players: dict[int, tuple[int, ...]] = {}
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_PREFIX + name, text, labels, registry=registry)
 
@@ -36,6 +49,7 @@ class LearnerMetrics:
             "antiphon_run_info",
             "How the run is set up; always 1.",
             (
+                "run",
                 "num_agents",
                 "num_generations",
                 "num_turns",
@@ -44,6 +58,12 @@ class LearnerMetrics:
                 "loss_normalization",
                 "wire_dtype",
             ),
+            registry=registry,
+        )
+        self._state = Gauge(
+            "antiphon_run_state",
+            "1 for what the run is doing, else 0.",
+            ("state",),
             registry=registry,
         )
         # Rollouts.
@@ -57,6 +77,12 @@ class LearnerMetrics:
         self._reward_mean = gauge("reward_mean", "Mean reward of the last batch's nodes.", "turn")
         self._expected_return = gauge(
             "expected_return", "Mean return of the last batch's nodes.", "turn"
+        )
+        self._agent_return = gauge(
+            "agent_expected_return",
+            "Mean of the returns that an agent was trained on in the last batch.",
+            "turn",
+            "agent",
         )
         self._reference_kl = gauge(
             "reference_kl_mean",
@@ -72,8 +98,9 @@ class LearnerMetrics:
         self._groups = counter("groups", "Groups: one agent's completions at one node.", "agent")
         self._dead = counter(
             "dead_groups",
-            "Groups whose returns do not differ, so that nothing is learned.",
+            "Groups that teach nothing: their returns do not differ, or fewer than two are there.",
             "agent",
+            "reason",
         )
         self._spread = gauge(
             "advantage_spread", "Largest minus smallest advantage, mean of live groups.", "agent"
@@ -87,14 +114,30 @@ class LearnerMetrics:
         )
         self._loss = gauge("loss", "Loss of the last optimiser step.", "agent")
         self._grad_norm = gauge("grad_norm", "Gradient norm of the last optimiser step.", "agent")
+        self._learning_rate = gauge(
+            "learning_rate", "Learning rate of the last optimiser step.", "agent"
+        )
+        self._kl_loss = gauge(
+            "reference_kl_loss", "What the reference KL added to the last step's loss.", "agent"
+        )
         self._ratio = gauge("importance_ratio_mean", "Mean ratio of the last step.", "agent")
         self._clipped = gauge(
             "clipped_tokens_ratio",
             "Share of the last step's tokens whose ratio is clipped.",
             "agent",
         )
+        self._truncated = gauge(
+            "truncated_tokens_ratio",
+            "Share of the last step's tokens whose ratio was above the cap.",
+            "agent",
+        )
         self._entropy = gauge(
             "entropy_nats", "Mean entropy of the sampling distribution in the last step.", "agent"
+        )
+        self._gap_mean = gauge(
+            "logprob_gap_mean",
+            "Mean difference of log-probability between learner and engine in the last step.",
+            "agent",
         )
         self._gap = gauge(
             "logprob_gap_max",
@@ -133,15 +176,40 @@ class LearnerMetrics:
         self._stage = counter("stage_seconds", "Seconds in which a stage was under way.", "stage")
         self._epoch = gauge("epoch", "Epoch under way, counted from 1.")
         self._prompts = counter("prompts_trained", "Prompts trained, over all epochs.")
+        self._done = gauge("prompts_done", "Prompts trained by all processes of the run.")
         self._planned = gauge("prompts_planned", "Prompts in all epochs; 0 where unknown.")
+        self._left = gauge("left_seconds", "Seconds until the end at the pace so far.")
+        self._last_batch = gauge(
+            "last_batch_timestamp_seconds", "When the last batch was trained, seconds since 1970."
+        )
+        self._batch_seconds = counter("batch_seconds", "Seconds of batches, from end to end.")
+        self._idle = counter("idle_seconds", "Seconds of batches in which no update was under way.")
         self._tokens_per_second = gauge(
             "generated_tokens_per_second", "Tokens per second of generation in the last batch."
         )
+        # Checkpoints.
+        self._checkpoint = gauge(
+            "checkpoint_timestamp_seconds",
+            "When the last checkpoint was complete, seconds since 1970; 0 before the first.",
+        )
+        self._checkpoint_seconds = Histogram(
+            _PREFIX + "checkpoint_seconds",
+            "Seconds of writing a checkpoint.",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._checkpoint_failures = counter(
+            "checkpoint_failures", "Checkpoints that could not be written."
+        )
 
-    def begin(self, config: MAGRPOConfig, num_agents: int, prompts_total: int) -> None:
-        """Tell how the run is set up."""
+    def begin(self, run: str, config: MAGRPOConfig, num_agents: int, prompts_total: int) -> None:
+        """Tell how a run is set up, and begin its clock."""
+        self._told_at = self._now()
+        self._left.set(math.nan)
+        self._last_batch.set(self._told_at)
         self._run_info.clear()
         self._run_info.labels(
+            run,
             num_agents,
             config.num_generations,
             config.num_turns,
@@ -153,6 +221,17 @@ class LearnerMetrics:
         self._planned.set(prompts_total)
         for agent in range(num_agents):
             self._version.labels(agent).set(0)
+        self._players = {agents[0]: agents for agents in config.policies(num_agents)}
+        self.state(RunState.STARTING)
+
+    def state(self, state: RunState) -> None:
+        """Tell what the run is doing."""
+        for one in RunState:
+            self._state.labels(one.value).set(one is state)
+
+    def go_on(self, prompts_done: int) -> None:
+        """Tell how far earlier processes of the run have come."""
+        self._done.set(prompts_done)
 
     def rollout(self, epoch: int, nodes: Sequence[NodeFigures], skipped: int) -> None:
         """Tell what a rollout batch came to."""
@@ -160,6 +239,7 @@ class LearnerMetrics:
         self._skipped.inc(skipped)
         spreads: dict[int, list[float]] = {}
         reference_kls: dict[tuple[int, int], list[float]] = {}
+        returns: dict[tuple[int, int], list[float]] = {}
         for figures in nodes:
             turn = figures.node.turn
             self._nodes.labels(turn).inc()
@@ -172,7 +252,11 @@ class LearnerMetrics:
                 self._stops.labels(stop).inc(count)
             for agent, group in enumerate(figures.advantages):
                 self._groups.labels(agent).inc()
-                self._dead.labels(agent).inc(group.dead)
+                present = [r for r in figures.agent_returns[agent] if r is not None]
+                returns.setdefault((turn, agent), []).extend(present)
+                if group.dead:
+                    reason = "no_difference" if len(present) > 1 else "too_few_returns"
+                    self._dead.labels(agent, reason).inc()
                 self._generated.labels(agent).inc(figures.completion_tokens(agent))
                 if not group.dead:
                     spreads.setdefault(agent, []).append(figures.advantage_spread(agent))
@@ -182,6 +266,9 @@ class LearnerMetrics:
             self._spread.labels(agent).set(fmean(values))
         for (turn, agent), values in reference_kls.items():
             self._reference_kl.labels(turn, agent).set(fmean(values))
+        for (turn, agent), values in returns.items():
+            if values:
+                self._agent_return.labels(turn, agent).set(fmean(values))
 
     def turn(self, turn: int, reward_mean: float | None, expected_return: float | None) -> None:
         """Tell a turn's means over the last batch."""
@@ -202,16 +289,23 @@ class LearnerMetrics:
                 self._forced.labels(agent).inc(stats.forced_tokens)
                 self._loss.labels(agent).set(stats.loss)
                 self._grad_norm.labels(agent).set(stats.grad_norm)
+                self._learning_rate.labels(agent).set(stats.learning_rate)
+                if stats.reference_kl_loss is not None:
+                    self._kl_loss.labels(agent).set(stats.reference_kl_loss)
+                if stats.truncated_fraction is not None:
+                    self._truncated.labels(agent).set(stats.truncated_fraction)
                 self._ratio.labels(agent).set(stats.ratio_mean)
                 self._clipped.labels(agent).set(stats.clip_fraction)
                 self._entropy.labels(agent).set(stats.entropy)
+                self._gap_mean.labels(agent).set(stats.logprob_gap_mean)
                 self._gap.labels(agent).set(stats.logprob_gap_max)
 
     def publications(self, publications: Sequence[Publication]) -> None:
         """Tell the publishes of a batch."""
         for publication in publications:
             agent = publication.agent
-            self._version.labels(agent).set(publication.version)
+            for player in self._players.get(agent, (agent,)):
+                self._version.labels(player).set(publication.version)
             self._push_bytes.labels(agent).inc(publication.nbytes)
             self._push_seconds.labels(agent).observe(publication.seconds)
             self._push_pause.labels(agent).observe(publication.pause_seconds)
@@ -230,14 +324,36 @@ class LearnerMetrics:
             self._eval_missing.labels(turn).inc(evaluation.missing(turn))
 
     def batch(
-        self, prompts: int, seconds: Mapping[str, float], tokens_per_second: float | None
+        self,
+        prompts: int,
+        seconds: Mapping[str, float],
+        tokens_per_second: float | None,
+        *,
+        prompts_done: int,
+        seconds_left: float | None,
     ) -> None:
-        """Tell that a batch is trained, and where its time went."""
+        """Tell that a batch is trained, where its time went, and how far the run is."""
+        now = self._now()
+        whole, self._told_at = max(0.0, now - self._told_at), now
+        self._last_batch.set(now)
+        self._batch_seconds.inc(whole)
+        self._idle.inc(max(0.0, whole - seconds.get(UPDATE, 0.0)))
+        self._done.set(prompts_done)
+        self._left.set(math.nan if seconds_left is None else seconds_left)
         self._prompts.inc(prompts)
         for stage, value in seconds.items():
             self._stage.labels(stage).inc(value)
         if tokens_per_second is not None:
             self._tokens_per_second.set(tokens_per_second)
+
+    def checkpoint(self, seconds: float) -> None:
+        """Tell that a checkpoint is complete, and how long it took."""
+        self._checkpoint.set(self._now())
+        self._checkpoint_seconds.observe(seconds)
+
+    def checkpoint_failed(self) -> None:
+        """Tell that a checkpoint could not be written."""
+        self._checkpoint_failures.inc()
 
 
 _made: dict[CollectorRegistry, LearnerMetrics] = {}

@@ -106,7 +106,7 @@ class RunRecord:
         self._weights_versions = [0] * num_agents
         self._optimizer_steps = [0] * num_agents
         if metrics is not None:
-            metrics.begin(config, num_agents, prompts_total)
+            metrics.begin(folder.path.name, config, num_agents, prompts_total)
 
     def track(self, trackers: Sequence[Tracker]) -> None:
         """Tell these the rows of the metrics too; whoever opened them finishes them."""
@@ -128,7 +128,7 @@ class RunRecord:
 
     def state_changed(self, state: RunState) -> None:
         """Show that the run is paused, goes on, or stops."""
-        self._state = state
+        self._tell_state(state)
         if state is RunState.TRAINING and self._training_since is None:
             self._training_since = self._now()
         self._progress.update(self.snapshot())
@@ -197,7 +197,13 @@ class RunRecord:
         self.prompts_done += self._batch_prompts
         self._tokens_per_second = self._speed(seconds)
         if self._metrics is not None:
-            self._metrics.batch(self._batch_prompts, seconds, self._tokens_per_second)
+            self._metrics.batch(
+                self._batch_prompts,
+                seconds,
+                self._tokens_per_second,
+                prompts_done=self.prompts_done,
+                seconds_left=self.seconds_left,
+            )
         if self.joint_actions - self._logged_joint_actions >= self._config.logging_steps:
             self._write_row()
         self._progress.update(self.snapshot())
@@ -221,6 +227,16 @@ class RunRecord:
         self._doing = ("", "", 0)
         self._progress.update(self.snapshot())
 
+    def saved(self, seconds: float) -> None:
+        """Tell that a checkpoint is complete, and how long it took."""
+        if self._metrics is not None:
+            self._metrics.checkpoint(seconds)
+
+    def save_failed(self) -> None:
+        """Tell that a checkpoint could not be written."""
+        if self._metrics is not None:
+            self._metrics.checkpoint_failed()
+
     def finish(self, state: RunState, error: str = "") -> None:
         """Write the last row and the summary, and close the display.
 
@@ -230,7 +246,7 @@ class RunRecord:
         """
         if self._row:
             self._write_row()
-        self._state = state
+        self._tell_state(state)
         self._doing = ("", "", 0)
         summary = Summary(
             run_id=self._folder.run_id,
@@ -290,6 +306,8 @@ class RunRecord:
         self._stage_seconds = dict(state["stage_seconds"])
         self._weights_versions = list(state["weights_versions"])
         self._optimizer_steps = list(state["optimizer_steps"])
+        if self._metrics is not None:
+            self._metrics.go_on(self.prompts_done)
         self._folder.cut_metrics(state["metrics_size"])
         self._rollouts.rewind(self.prompts_done)
 
@@ -298,13 +316,18 @@ class RunRecord:
         self._folder.cut_metrics(0)
         self._rollouts.rewind(0)
 
+    def _tell_state(self, state: RunState) -> None:
+        self._state = state
+        if self._metrics is not None:
+            self._metrics.state(state)
+
     def _seconds(self) -> float:
         """Seconds that the run has been under way, over all its processes."""
         return self._seconds_before + self._now() - self._opened
 
     def abandon(self) -> None:
         """A later process writes this record now: write nothing more, and close the display."""
-        self._state = RunState.FAILED
+        self._tell_state(RunState.FAILED)
         self._progress.update(self.snapshot())
         self._progress.close()
 

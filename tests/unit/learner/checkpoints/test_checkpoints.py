@@ -26,6 +26,7 @@ class Count:
     def __init__(self) -> None:
         self.prompts_done = 0
         self.begun_anew = False
+        self.saves = self.failures = 0
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"prompts_done": self.prompts_done}
@@ -35,6 +36,12 @@ class Count:
 
     def begin_anew(self) -> None:
         self.begun_anew = True
+
+    def saved(self, seconds: float) -> None:
+        self.saves += 1
+
+    def save_failed(self) -> None:
+        self.failures += 1
 
 
 class Run:
@@ -213,6 +220,7 @@ async def test_a_disk_that_refuses_is_told_and_does_not_end_the_run(folder: RunF
     asked = run.control.ask_checkpoint()
     await run.batch(1, 1)
     assert "no checkpoint could be written: OSError: no space left" in run.notes[0]
+    assert (run.record.saves, run.record.failures) == (0, 1)
     with pytest.raises(OSError, match="no space"):
         await asked
     await run.batch(1, 1)

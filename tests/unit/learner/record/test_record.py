@@ -338,7 +338,7 @@ def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     assert value("expected_return", turn="1") == pytest.approx(2.5)
     assert value("joint_actions_total", turn="2") == 4
     assert value("reward_count", turn="1") == 2
-    assert value("dead_groups_total", agent="0") == 1
+    assert value("dead_groups_total", agent="0", reason="no_difference") == 1
     assert value("groups_total", agent="0") == 3
     assert value("advantage_spread", agent="0") == pytest.approx(2.0)
     assert value("loss", agent="1") == 1.5
@@ -352,6 +352,7 @@ def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     assert value("prompts_planned") == 4
     assert value("generated_tokens_total", agent="1") == 12
     info = {
+        "run": "run",
         "num_agents": "2",
         "num_generations": "4",
         "num_turns": "2",
