@@ -71,8 +71,8 @@ FIGURES = {
     "agent_A/completion_tokens_mean": "Tokens of a completion.",
     "agent_A/live_nodes": "Number of nodes trained on.",
     "agent_A/dead_nodes": "Number of nodes whose returns do not differ.",
-    "agent_A/staleness_mean": "Publishes between the oldest weights that a node was sampled from and "
-    "its entering the buffer, mean of the nodes that came to an optimiser step.",
+    "agent_A/staleness_mean": "Publishes between the oldest weights that a node was sampled from "
+    "and its entering the buffer, mean of the nodes that came to an optimiser step.",
     "agent_A/staleness_max": "The most of them, at most `max_staleness`.",
     "agent_A/steps": "Number of optimiser steps.",
     "agent_A/trained_tokens": "Number of tokens trained on.",

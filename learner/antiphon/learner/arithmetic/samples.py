@@ -40,7 +40,8 @@ class TrainingSample:
 
     `completions` are those that have a return, `mean_reward` and `mean_return` means over the
     node's joint actions that have one, `oldest_version` the lowest weights version that any of
-    the node's tokens was sampled under.
+    the node's tokens was sampled under, `staleness` the publishes between that version and the
+    moment when the node enters the buffer.
     """
 
     agent: int
@@ -54,6 +55,7 @@ class TrainingSample:
     mean_reward: float | None
     mean_return: float | None
     oldest_version: int
+    staleness: int = 0
 
 
 def training_samples(
@@ -64,6 +66,7 @@ def training_samples(
     mode: str,
     normalize: bool,
     reference_kl_coef: float = 0.0,
+    published: Sequence[int] | None = None,
 ) -> list[list[TrainingSample]]:
     """Samples of every agent, [N][nodes in pre-order].
 
@@ -74,13 +77,15 @@ def training_samples(
         mode: Advantage mode (advantages.AdvantageMode).
         normalize: Whether advantages are normalised.
         reference_kl_coef: Weight of the reference KL in the returns (returns.trained_returns).
+        published: The version of each agent's weights that is published; None where every node is
+            as new as can be.
 
     Raises:
         FieldError: A node is not one of `num_agents` agents, or holds more than one prompt per
             agent, or a completion's token ids, log-probabilities and kept sizes differ in length.
     """
     returns = tree_returns(root, discount)
-    settings = _Settings(mode, normalize, reference_kl_coef)
+    settings = _Settings(mode, normalize, reference_kl_coef, published)
     samples: list[list[TrainingSample]] = [[] for _ in range(num_agents)]
     for node in root.walk():
         if len(node.prompts) != num_agents or len(node.completions) != num_agents:
@@ -99,6 +104,7 @@ class _Settings:
     mode: str
     normalize: bool
     reference_kl_coef: float
+    published: Sequence[int] | None
 
 
 def _sample(
@@ -128,6 +134,7 @@ def _sample(
         for completion in node.completions[agent]
         for span in completion.weights_spans
     ]
+    oldest = min(versions, default=0)
     return TrainingSample(
         agent=agent,
         turn=node.turn,
@@ -139,7 +146,8 @@ def _sample(
         dead=group.dead,
         mean_reward=node.mean_reward,
         mean_return=present_mean(joint_returns),
-        oldest_version=min(versions, default=0),
+        oldest_version=oldest,
+        staleness=0 if settings.published is None else settings.published[agent] - oldest,
     )
 
 

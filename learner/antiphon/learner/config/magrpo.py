@@ -1,7 +1,7 @@
 """What a training run is told: CoMLRL's `MAGRPOConfig`, its names and defaults, and new fields.
 
 A config is checked when it is made and cannot be changed afterwards; `replace` makes a changed
-one. A setting of a feature that this version does not offer is refused by name.
+one.
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Most completions in one forward and backward pass, which never has more than 1,024 tokens
     (padding included) of several; None sets no limit. Saves memory, changes results by rounding."""
     max_staleness: int = Field(default=0, ge=0)
-    """Publishes that may lie between sampling and training; only 0 is offered by this version."""
+    """Most publishes between the weights that a node is sampled from and its entering the buffer.
+    0 samples, updates and publishes in turn; S above 0 samples up to S rollout batches ahead,
+    beside the update, and truncates importance ratios."""
 
     # Beside CoMLRL's: checkpoints.
     checkpoint_interval: int = Field(default=1, ge=0)
@@ -229,13 +231,6 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
         if value is None or none_word(value) is None:
             return "none"
         return value.strip().lower() if isinstance(value, str) else value
-
-    @field_validator("max_staleness")
-    @classmethod
-    def _no_staleness(cls, value: int) -> int:
-        if value > 0:
-            raise _not_offered("0", "training on completions of older weights")
-        return value
 
     @field_validator("agent_devices", "reference_devices")
     @classmethod
@@ -315,14 +310,6 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     def tensor_dtype(self) -> TensorDtype:
         """`wire_dtype` as the contract's type."""
         return TensorDtype(self.wire_dtype)
-
-
-def _not_offered(wanted: str, feature: str) -> PydanticCustomError:
-    return PydanticCustomError(
-        "not_offered",
-        "{wanted}: this version does not offer {feature}",
-        {"wanted": wanted, "feature": feature},
-    )
 
 
 def _unknown(model: str, name: str, known: Mapping[str, object]) -> str:

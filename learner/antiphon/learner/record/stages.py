@@ -40,6 +40,10 @@ class StageClock:
                 self._seconds[stage] += self._now() - self._since.pop(stage)
 
     def take(self) -> dict[str, float]:
-        """Seconds by stage since the last call; work still under way counts at its end."""
+        """Seconds by stage since the last call, of work still under way those up to now."""
+        now = self._now()
+        for stage, since in self._since.items():
+            self._seconds[stage] += now - since
+            self._since[stage] = now
         seconds, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
         return seconds

@@ -319,9 +319,7 @@ class Assembly:
             prompts=self._prompts,
             seed_of=partial(completion_seed, config.seed, Phase.TRAIN),
             clock=self._clock,
-            on_turn=lambda epoch, turn, text: record.working_on(
-                "generate", epoch=epoch, prompt=text, turn=turn
-            ),
+            on_turn=lambda _, turn, text: record.sampling(prompt=text, turn=turn),
             actions=self._split_actions(),
         )
 
@@ -394,6 +392,7 @@ class Assembly:
             context_length=served.services[number].context_length,
             timeout=self._config.generate_timeout,
             include_full_logprobs=full,
+            repeats_whole=self._config.max_staleness == 0,
         )
 
     def _split_actions(self) -> SplitActions | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
 from antiphon.clients.types import RunState
@@ -22,6 +22,7 @@ from antiphon.learner.record.stages import PUSH, UPDATE, StageClock
 from antiphon.learner.rollout.rollout import Grown, Rollout
 from antiphon.learner.rollout.scoring import OnMainThread
 from antiphon.learner.run.limits import Limits
+from antiphon.learner.run.pipeline import Pipeline, RolloutBatch
 from antiphon.learner.weights.publisher import AgentPublisher, Publication
 
 
@@ -91,12 +92,14 @@ class TrainingRun:
         self._checkpoints.ready()
         self._status.change(RunState.TRAINING)
         await self._evaluate()
-        cursor = self._checkpoints.cursor
-        for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
-            rows_left = self._tasks.epoch(epoch, cursor.rows_into(epoch))
-            batches = rollout_batches(rows_left, self._config.rollout_batch_size)
-            if not await self._train_epoch(epoch, batches):
-                break
+        async with self._pipeline() as pipeline:
+            while self._limits.reached is None and (batch := await pipeline.peek()):
+                await self._go_on()
+                self._record.working_on("generate", epoch=batch.epoch)
+                grown = await self._control.unless_stopped(pipeline.next())
+                await self._train_batch(batch, grown)
+        if self._limits.reached is not None:
+            self._status.note(f"the run ends early: {self._limits.reached}")
         if self._limits.unread:
             self._status.note(f"stop_metric: no row of the metrics had {self._limits.unread!r}")
         await self._evaluate(last=True)
@@ -104,20 +107,8 @@ class TrainingRun:
         await self._checkpoints.finished()
         await self._tell_checkpoint()
 
-    async def _train_epoch(self, epoch: int, batches: Iterator[tuple[list[Row], bool]]) -> bool:
-        """Train the batches of an epoch; False once a limit is reached, which ends the run."""
-        while self._limits.reached is None:
-            batch = await self._on_main_thread(partial(next, batches, None), "dataset")
-            if batch is None:
-                return True
-            await self._go_on()
-            rows, end_of_epoch = batch
-            await self._train_batch(epoch, rows, end_of_epoch=end_of_epoch)
-        self._status.note(f"the run ends early: {self._limits.reached}")
-        return False
-
-    async def _train_batch(self, epoch: int, rows: Sequence[Row], *, end_of_epoch: bool) -> None:
-        grown = await self._control.unless_stopped(self._rollout.grow(epoch, rows))
+    async def _train_batch(self, batch: RolloutBatch, grown: Grown) -> None:
+        epoch, rows, end_of_epoch = batch.epoch, len(batch.rows), batch.end_of_epoch
         if self._references is not None:
             with self._clock.measure(UPDATE):
                 await self._references.measure(grown.roots, self._updates.each)
@@ -125,24 +116,49 @@ class TrainingRun:
         self._record.rolled_out(epoch, grown.roots, skipped=len(grown.skipped))
         self._tell_skipped(grown)
 
-        self._record.working_on("update", epoch=epoch)
-        with self._clock.measure(UPDATE):
-            updates = await self._updates.run(self._samples(grown), end_of_epoch=end_of_epoch)
-        self._count(updates)
-        self._record.updated(updates)
+        async with self._weights_move():
+            self._record.working_on("update", epoch=epoch)
+            with self._clock.measure(UPDATE):
+                updates = await self._updates.run(self._samples(grown), end_of_epoch=end_of_epoch)
+            self._count(updates)
+            self._record.updated(updates)
 
-        self._record.working_on("push", epoch=epoch)
-        stepped = [policy for policy, update in enumerate(updates) if update.stepped]
-        self._record.published(await self._publish(stepped))
+            self._record.working_on("push", epoch=epoch)
+            stepped = [policy for policy, update in enumerate(updates) if update.stepped]
+            self._record.published(await self._publish(stepped))
 
         self._record.batch_done(self._clock.take())
         self._status.tell()
-        self._checkpoints.batch_trained(epoch, len(rows), end_of_epoch=end_of_epoch)
+        self._checkpoints.batch_trained(epoch, rows, end_of_epoch=end_of_epoch)
         whole = end_of_epoch and epoch == self._config.num_train_epochs
         last = whole or self._limits.reached is not None
         await self._evaluate(last=last)
-        await self._checkpoints.batch_done(epoch, len(rows), end_of_epoch=end_of_epoch)
+        await self._checkpoints.batch_done(epoch, rows, end_of_epoch=end_of_epoch)
         await self._tell_checkpoint()
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(
+            self._batches(),
+            self._rollout.grow,
+            ahead=self._config.max_staleness,
+            on_main_thread=self._on_main_thread,
+        )
+
+    def _batches(self) -> Iterator[RolloutBatch]:
+        """Every rollout batch that is not trained yet, epoch after epoch."""
+        cursor, size = self._checkpoints.cursor, self._config.rollout_batch_size
+        for epoch in range(cursor.next_epoch, self._config.num_train_epochs + 1):
+            rows_left = self._tasks.epoch(epoch, cursor.rows_into(epoch))
+            for rows, last in rollout_batches(rows_left, size):
+                yield RolloutBatch(epoch, rows, last)
+
+    @asynccontextmanager
+    async def _weights_move(self) -> AsyncIterator[None]:
+        """Weights are changed and published; who samples and lost them waits for the new ones."""
+        async with AsyncExitStack() as stack:
+            for publisher in self._publishers:
+                await stack.enter_async_context(publisher.moving)
+            yield
 
     async def _evaluate(self, *, last: bool = False) -> None:
         """Evaluate where that is due."""
@@ -186,6 +202,7 @@ class TrainingRun:
                 mode=self._config.advantage_mode,
                 normalize=self._config.advantage_normalization,
                 reference_kl_coef=self._config.return_kl_coef,
+                published=[agent.weights_version for agent in self._status.agents],
             )
             for policy, agents in enumerate(self._policies):
                 by_node = zip(*(of_tree[agent] for agent in agents), strict=True)

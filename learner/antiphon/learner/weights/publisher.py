@@ -108,6 +108,8 @@ class AgentPublisher:
         self.version = 0
         """The version that every reachable replica has applied; 0 before the first publish."""
         self._returning: dict[str, asyncio.Task[None]] = {}
+        self.moving = asyncio.Lock()
+        """Held while the weights change and until the new ones are published."""
 
     async def publish(self) -> Publication:
         """Send the present weights to every replica as the next version.
@@ -169,11 +171,15 @@ class AgentPublisher:
             return None
 
     async def push_again(self, replica: Replica) -> None:
-        """Send the published version to a replica that has lost it.
+        """Send the published version to a replica that has lost it; the next one where it is due.
 
         Raises:
             RuntimeError: The weights have moved on since they were published.
         """
+        async with self.moving:
+            await self._push_published(replica)
+
+    async def _push_published(self, replica: Replica) -> None:
         encoded = await asyncio.to_thread(self._encode, self.version)
         if encoded.header.digest != self._digest:
             raise RuntimeError(

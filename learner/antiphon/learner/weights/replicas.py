@@ -64,13 +64,15 @@ class RunIdentity:
 class Replica:
     """One process that serves an agent; `acknowledged` are the weights that it said it applied.
 
-    One that is not `reachable` gets no prompts until a push has reached it again.
+    One that is not `reachable` gets no prompts until a push has reached it again, one that does not
+    keep pace (`keeps_pace`) some on trial only.
     """
 
     address: str
     client: GenerationCalls
     acknowledged: LoadedWeights = field(default_factory=LoadedWeights)
     reachable: bool = True
+    keeps_pace: bool = True
 
 
 def lose(replica: Replica, replicas: Sequence[Replica], error: CallError) -> None:

@@ -131,11 +131,6 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
         MAGRPOConfig(num_turn=2)
 
 
-def test_a_feature_that_is_not_offered_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match=r"(?s)max_staleness.*this version does not offer"):
-        MAGRPOConfig(max_staleness=1)
-
-
 @pytest.mark.parametrize(
     ("value", "read"),
     [(None, "none"), ("none", "none"), ("null", "none"), ("mp", "mp"), (" MP", "mp")],

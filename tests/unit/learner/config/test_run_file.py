@@ -118,7 +118,7 @@ def test_a_number_of_agents_that_contradicts_the_list_is_refused(tmp_path: Path)
     ("override", "message"),
     [
         ("magrpo.joint_mode=crossed", r"magrpo\.joint_mode.*'crossed'.*'aligned' or 'cross'"),
-        ("magrpo.max_staleness=2", r"magrpo\.max_staleness.*2.*does not offer"),
+        ("magrpo.max_staleness=-1", r"magrpo\.max_staleness.*-1.*greater than or equal to 0"),
         ("reward.address=localhost:1", "reward: got a function and an address"),
         ("reward.function=no-colon", r"reward\.function.*module:function"),
         ("dataset.path=x.jsonl", "dataset: got path and prompts, wanted exactly one"),

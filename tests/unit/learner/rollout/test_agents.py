@@ -43,6 +43,9 @@ class Service:
     version: int = 0
     old: bool = False
     drops: bool = False
+    slow: bool = False
+    dropped: int = 0
+    resumes: list[str] = field(default_factory=list)
     requests: list[GenerateRequest] = field(default_factory=list)
     pushes: int = 0
 
@@ -54,9 +57,15 @@ class Service:
         resume: str = "whole",
     ) -> AsyncIterator[Completion]:
         self.requests.append(request)
+        self.resumes.append(resume)
         places = [(p, s) for p, item in enumerate(request.prompts) for s in range(len(item.seeds))]
         for number, (prompt, sample) in enumerate(places):
             await asyncio.sleep(0)
+            if self.slow:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.dropped += 1
             if self.failures and number == self.before_failing:
                 raise self.failures.pop(0)
             if self.drops and number == len(places) - 1:
@@ -93,7 +102,7 @@ def refusal(reason: str, address: str = "a:1") -> CallError:
     )
 
 
-async def agent_of(*services: Service) -> Agent:
+async def agent_of(*services: Service, repeats_whole: bool = True) -> Agent:
     identity = RunIdentity("run", 1)
     replicas = [Replica(service.address, service) for service in services]  # type: ignore[arg-type]
     publisher = AgentPublisher(
@@ -108,6 +117,7 @@ async def agent_of(*services: Service) -> Agent:
         sampling=SAMPLING,
         context_length=100,
         timeout=5,
+        repeats_whole=repeats_whole,
     )
 
 
@@ -237,3 +247,88 @@ async def test_a_stream_that_ends_early_is_refused_naming_what_lacks() -> None:
     """S9: missing answers are an error that names them."""
     with pytest.raises(ContractError, match=r"without the completions \[\(1, 1\)\]"):
         await generated(await agent_of(Service("a:1", drops=True)), 2)
+
+
+@pytest.mark.parametrize(("whole", "resume"), [(True, "whole"), (False, "missing")])
+async def test_a_broken_stream_is_asked_again_whole_or_for_what_is_missing(
+    whole: bool, resume: str
+) -> None:
+    service = Service("a:1")
+    await generated(await agent_of(service, repeats_whole=whole), 1)
+    assert service.resumes == [resume]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not ended soon after the others is behind."""
+    monkeypatch.setattr("antiphon.learner.rollout.shares.PATIENCE", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_the_others_take_what_a_replica_that_is_behind_has_not_delivered() -> None:
+    slow = Service("a:3", slow=True)
+    quick = [Service("a:1"), Service("a:2")]
+    agent = await agent_of(*quick, slow)
+    came = await generated(agent, 6)
+    assert sorted((c.prompt_index, c.sample_index) for c in came) == [
+        (prompt, sample) for prompt in range(6) for sample in range(2)
+    ]
+    assert {c.text for c in came} == {"a:1", "a:2"}
+    assert [[p.seeds[0] for p in request.prompts] for request in quick[0].requests] == [
+        [0, 10],
+        [40],
+    ]
+    assert slow.dropped == 1, "what it still samples is dropped"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_replica_that_is_behind_gets_its_share_again_once_it_keeps_pace_on_trial() -> None:
+    slow = Service("a:3", slow=True)
+    quick = [Service("a:1"), Service("a:2")]
+    agent = await agent_of(*quick, slow)
+    await generated(agent, 6)
+    came = await generated(agent, 6)
+    assert {c.text for c in came} == {"a:1", "a:2"}
+    assert [len(service.requests) for service in quick] == [3, 3], "nobody waited for it"
+    assert [p.seeds[0] for p in slow.requests[1].prompts] == [0, 10], "half a share on trial"
+    slow.slow = False
+    await generated(agent, 6)
+    assert {c.text for c in await generated(agent, 6)} == {"a:1", "a:2", "a:3"}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_replica_that_is_behind_is_relied_on_where_all_others_are_gone() -> None:
+    slow, quick = Service("a:2", slow=True), Service("a:1")
+    agent = await agent_of(quick, slow)
+    await generated(agent, 2)
+    slow.slow, quick.failures = False, [unreachable("a:1")]
+    came = await generated(agent, 2)
+    assert len({(c.prompt_index, c.sample_index) for c in came}) == len(came) == 4
+    assert {c.text for c in came} == {"a:2"}
+
+
+async def test_a_replica_alone_is_never_behind() -> None:
+    """One batch per turn, asked once: what is sampled stays the same bit for bit."""
+    service = Service("a:1", slow=True)
+    running = asyncio.create_task(generated(await agent_of(service), 2))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(service.requests) == 1
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_replica_that_lost_its_weights_in_an_update_waits_for_the_next_version() -> None:
+    """S3, with `max_staleness` above 0: the weights change while it samples."""
+    service = Service("a:1", failures=[refusal(LOST)])
+    agent = await agent_of(service, repeats_whole=False)
+    publisher = agent._publisher
+    async with publisher.moving:
+        running = asyncio.create_task(generated(agent, 1))
+        while not service.requests:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert service.pushes == 1
+        await publisher.publish()
+    assert {c.weights_spans[0].weights_version for c in await running} == {2}

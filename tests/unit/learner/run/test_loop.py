@@ -61,7 +61,7 @@ class Story:
             self.told.append(f"publish {agent} v{self.versions[agent]}")
             return Publication(agent, self.versions[agent], 1, 0.1, 0.0)
 
-        return SimpleNamespace(publish=publish)
+        return SimpleNamespace(publish=publish, moving=asyncio.Lock())
 
     # Of the record and the status, only changes of state are of interest here.
     def change(self, state: RunState) -> None:
@@ -407,3 +407,74 @@ async def test_nodes_of_a_shared_policy_enter_in_pre_order_with_agents_ascending
         "publish 0 v2",
     ]
     assert [(a.weights_version, a.optimizer_steps) for a in story.agents] == [(2, 1)] * 2
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+async def test_a_batch_is_sampled_at_most_so_many_publishes_before_its_update(
+    staleness: int,
+) -> None:
+    """And as many as may be, so that sampling and update overlap; evaluations do not change it."""
+    begun: dict[str, int] = {}
+    found: list[int] = []
+
+    class Timed(Story):
+        async def grow(self, epoch: int, rows: Sequence[Row]) -> Grown:
+            name = str(rows[0].row)
+            begun[name] = self.versions[0]
+            return Grown(roots=[], skipped=[(rows[0].row, "")])
+
+        async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+            found.append(self.versions[0] - begun[str(len(found))])
+            return [AgentUpdate(agent, [([], STEP)]) for agent in range(2)]  # type: ignore[list-item]
+
+    prompts = [str(number) for number in range(6)]
+    await run_of(
+        Timed(), RunControl(), *prompts, max_staleness=staleness, evaluations=Exams([])
+    ).train()
+    assert found == [min(number, staleness) for number in range(6)]
+
+
+async def test_what_is_sampled_ahead_waits_through_a_pause_and_is_trained_once() -> None:
+    control = RunControl()
+    story = Story(before_growing=lambda name: control.pause() if name == "1:x" else None)
+    running = asyncio.create_task(run_of(story, control, "x", "y", "z", max_staleness=1).train())
+    async with asyncio.timeout(5):
+        while "paused" not in story.told:
+            await asyncio.sleep(0)
+        assert "grow 1:y" in story.told
+        assert "grow 1:z" not in story.told, "it may be begun after the publish of the first only"
+        control.resume()
+        await running
+    assert sorted(line for line in story.told if line.startswith("grow")) == [
+        "grow 1:x",
+        "grow 1:y",
+        "grow 1:z",
+    ]
+    assert story.versions == [4, 4]
+
+
+async def test_a_replica_that_lost_its_weights_is_sent_none_while_they_change() -> None:
+    """From before the update until all are published."""
+    held: list[tuple[str, bool]] = []
+
+    class Locked(Story):
+        def publisher(self, agent: int) -> Any:
+            made = super().publisher(agent)
+            publish = made.publish
+
+            async def telling() -> Publication:
+                held.append((f"publish {agent}", made.moving.locked()))
+                return await publish()  # type: ignore[no-any-return]
+
+            made.publish = telling
+            self.moving = made.moving
+            return made
+
+        async def run(self, samples: Any, *, end_of_epoch: bool) -> list[AgentUpdate]:
+            held.append(("update", self.moving.locked()))
+            return await super().run(samples, end_of_epoch=end_of_epoch)
+
+    story = Locked()
+    await run_of(story, RunControl(), "x").train()
+    assert held[2:] == [("update", True), ("publish 0", True), ("publish 1", True)]
+    assert not story.moving.locked()
