@@ -144,6 +144,12 @@ class LearnerMetrics:
             "Largest difference of log-probability between learner and engine in the last step.",
             "agent",
         )
+        self._staleness = gauge(
+            "staleness_max",
+            "Most publishes between the weights that a node of the last batch was sampled from and "
+            "its entering the buffer.",
+            "agent",
+        )
         # Publishing.
         self._version = gauge("weights_version", "Version that every replica applied.", "agent")
         self._push_bytes = counter("push_bytes", "Bytes of weights sent.", "agent")
@@ -281,6 +287,8 @@ class LearnerMetrics:
         """Tell the optimiser steps of a batch."""
         for update in updates:
             agent = update.agent
+            if staleness := [node.staleness for nodes, _ in update.steps for node in nodes]:
+                self._staleness.labels(agent).set(max(staleness))
             for _, stats in update.steps:
                 if not stats.stepped:
                     continue
