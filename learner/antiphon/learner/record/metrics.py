@@ -13,12 +13,16 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from antiphon.clients.types import RunState
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.evaluation.figures import Evaluation
-from antiphon.learner.record.figures import NodeFigures
+from antiphon.learner.record.figures import Missing, NodeFigures
 from antiphon.learner.record.stages import UPDATE
+from antiphon.learner.rollout.tree import BranchStop
 
 if TYPE_CHECKING:
     from antiphon.learner.policy.updates import AgentUpdate
     from antiphon.learner.weights.publisher import Publication
+
+DEAD = ("no_difference", "too_few_returns")
+"""Why a group teaches nothing."""
 
 _PREFIX = "antiphon_learner_"
 _REWARDS = (-10, -5, -2, -1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
@@ -188,6 +192,7 @@ class LearnerMetrics:
         self._last_batch = gauge(
             "last_batch_timestamp_seconds", "When the last batch was trained, seconds since 1970."
         )
+        self._batches = counter("batches", "Rollout batches trained.")
         self._batch_seconds = counter("batch_seconds", "Seconds of batches, from end to end.")
         self._idle = counter("idle_seconds", "Seconds of batches in which no update was under way.")
         self._tokens_per_second = gauge(
@@ -227,6 +232,13 @@ class LearnerMetrics:
         self._planned.set(prompts_total)
         for agent in range(num_agents):
             self._version.labels(agent).set(0)
+            for reason in DEAD:
+                self._dead.labels(agent, reason)
+        # What never happened is 0, not unknown.
+        for missing in Missing:
+            self._missing.labels(missing.value)
+        for stop in BranchStop:
+            self._stops.labels(stop.value)
         self._players = {agents[0]: agents for agents in config.policies(num_agents)}
         self.state(RunState.STARTING)
 
@@ -261,8 +273,7 @@ class LearnerMetrics:
                 present = [r for r in figures.agent_returns[agent] if r is not None]
                 returns.setdefault((turn, agent), []).extend(present)
                 if group.dead:
-                    reason = "no_difference" if len(present) > 1 else "too_few_returns"
-                    self._dead.labels(agent, reason).inc()
+                    self._dead.labels(agent, DEAD[len(present) < 2]).inc()
                 self._generated.labels(agent).inc(figures.completion_tokens(agent))
                 if not group.dead:
                     spreads.setdefault(agent, []).append(figures.advantage_spread(agent))
@@ -344,6 +355,7 @@ class LearnerMetrics:
         now = self._now()
         whole, self._told_at = max(0.0, now - self._told_at), now
         self._last_batch.set(now)
+        self._batches.inc()
         self._batch_seconds.inc(whole)
         self._idle.inc(max(0.0, whole - seconds.get(UPDATE, 0.0)))
         self._done.set(prompts_done)

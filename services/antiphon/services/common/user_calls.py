@@ -56,6 +56,9 @@ class UserCalls:
         self._name = name
         self._timeout = timeout
         self._on_hung = on_hung
+        for outcome in ("ok", "failed", "timeout"):
+            CALLS.labels(name, outcome)
+        IN_FLIGHT.labels(name)
 
     async def run(self, call: Callable[[], T], ids: Sequence[str]) -> T:
         """Makes one call, for the joint actions `ids`.

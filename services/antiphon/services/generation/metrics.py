@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from antiphon.clients.types import FinishReason, PushKind
+
 if TYPE_CHECKING:
     from antiphon.services.generation.batch import Batch
 
@@ -85,6 +87,13 @@ class GenerationMetrics:
             "push_pause_seconds", "Time in which a swap kept the engine from sampling."
         )
         self.pushes = counter("pushes_total", "Pushes by how they ended.", "kind", "result")
+        for reason in FinishReason:
+            self.completions.labels(reason.value)
+        for result in ("finished", "failed", "cancelled"):
+            self.requests.labels(result)
+        for kind in PushKind:
+            for result in ("applied", "failed"):
+                self.pushes.labels(kind.name.lower(), result)
         self.step_age = gauge(
             "engine_step_age_seconds",
             "Age of the engine's last step while it has work; 0 while idle.",

@@ -44,6 +44,8 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         self._function = function
         self._calls = calls
         self._info = info
+        for outcome in ("value", "missing"):
+            SCORES.labels(outcome)
 
     async def Score(  # noqa: N802
         self,

@@ -31,6 +31,8 @@ class TransitionServicer(transition_pb2_grpc.TransitionServiceServicer):
     def __init__(self, function: TransitionFunction, calls: UserCalls) -> None:
         self._function = function
         self._calls = calls
+        for outcome in ("prompts", "end"):
+            RESULTS.labels(outcome)
 
     async def Transition(  # noqa: N802
         self,
