@@ -1,0 +1,1 @@
+"""Dashboards, alerts and recording rules, and what writes and draws them."""
