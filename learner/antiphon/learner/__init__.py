@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from antiphon.learner.config.magrpo import MAGRPOConfig as MAGRPOConfig
     from antiphon.learner.rollout.centralized import CentralizedParseError as CentralizedParseError
     from antiphon.learner.rollout.centralized import TaggedAdapter as TaggedAdapter
+    from antiphon.learner.run.nursery import warm_up as warm_up
     from antiphon.learner.trainer import MAGRPOTrainer as MAGRPOTrainer
 
 _MODULES = {
@@ -36,6 +37,7 @@ _MODULES = {
     "MARLOOConfig": "config.algorithms",
     "MARLOOTrainer": "algorithm_trainers",
     "TaggedAdapter": "rollout.centralized",
+    "warm_up": "run.nursery",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "MAReMaxConfig",
     "MAReMaxTrainer",
     "TaggedAdapter",
+    "warm_up",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from antiphon.learner.config.run_file import RunConfig, load_run_config
+from antiphon.learner.run.nursery import warm_up
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.logs import configure_logging
 
@@ -81,6 +82,8 @@ def train(
         if dry_run:
             _show(config)
         else:
+            if not all(agent.addresses for agent in config.players):
+                warm_up()
             from antiphon.learner.run.toml_run import train_from_config
 
             train_from_config(config, resume=resume)

@@ -22,6 +22,7 @@ from antiphon.clients.endpoint import Endpoint
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.run.children import Child, ChildError, stop_children
+from antiphon.learner.run.nursery import Nursery, child_environment, take_nursery
 from antiphon.learner.run.setup import AgentSetup, RunSetup
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.server import Server
@@ -54,6 +55,7 @@ class LocalServices:
         self._host = host
         self._sockets = Path(tempfile.mkdtemp(prefix="antiphon-", dir=_socket_parent()))
         self.children: list[Child] = []
+        self._nursery: Nursery | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalServices]:
@@ -63,6 +65,8 @@ class LocalServices:
                 yield self
             finally:
                 await asyncio.to_thread(stop_children, self.children, grace=CHILD_GRACE)
+                if self._nursery is not None:
+                    self._nursery.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def generation(self) -> list[tuple[Endpoint, ...]]:
@@ -74,6 +78,8 @@ class LocalServices:
         setup = self._setup
         local = [agents[0] for agents in setup.policies if not setup.endpoints(agents)]
         threads = max(1, setup.threads // max(1, len(local)))
+        if local:
+            self._nursery = take_nursery()
         for number in local:
             agent = setup.agents[number]
             self.children.append(await asyncio.to_thread(self._start, number, agent, threads))
@@ -163,6 +169,7 @@ class LocalServices:
             log_file=folder / "logs" / f"generation_{number}.log",
             address_file=folder / "services" / f"agent_{number}.json",
             environ=child_environment(threads),
+            nursery=self._nursery,
         )
 
     async def _serve(self, server: Server) -> Endpoint:
@@ -206,20 +213,6 @@ def save_without_weights(
             pad_token_id=own.pad_token_id,
         ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def child_environment(threads: int) -> dict[str, str]:
-    """Environment of a generation service that shares this machine's cores with others.
-
-    Threads that wait must not spin: two spinning processes on two cores take ten times as long.
-    """
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def _socket_parent() -> str | None:

@@ -89,7 +89,7 @@ def test_the_first_signal_ends_the_run_in_order_and_its_children_with_it(
 ) -> None:
     """S13: the rollout under way, user code in the middle of its work included, is dropped."""
     script = start(processes, tmp_path, hold=True)
-    assert len(processes.alive()) == 3
+    assert len(processes.alive()) == 4  # the script, its nursery, and one service per agent
     script.popen.send_signal(number)
     ended = script.wait(timeout=30)
     # An uncaught KeyboardInterrupt ends Python by SIGINT itself.
@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once(processes: Processes, tmp_path
 
 def test_children_end_when_the_script_is_killed(processes: Processes, tmp_path: Path) -> None:
     script = start(processes, tmp_path, hold=True)
-    assert len(processes.alive()) == 3
+    assert len(processes.alive()) == 4  # the script, its nursery, and one service per agent
     script.popen.kill()
     processes.assert_none_left(timeout=20)
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphon.learner.run.nursery import Born, Nursery, NurseryError
+
 POLL_SECONDS = 0.02
 LOG_LINES = 25
 """Last lines of a child's log that its error shows."""
@@ -35,7 +37,7 @@ class Child:
     """
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Born
     log_file: Path
     address_file: Path
 
@@ -48,22 +50,26 @@ class Child:
         log_file: Path,
         address_file: Path,
         environ: Mapping[str, str],
+        nursery: Nursery | None = None,
     ) -> Child:
         """Start `antiphon` with these arguments, to which address file and parent are added.
+
+        In a nursery, where there is one that can; else as a process that imports everything itself.
 
         It has a process group of its own, so a terminal's Ctrl-C reaches this process only, and a
         pipe as its standard input, whose end tells it that this process is gone.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
         address_file.unlink(missing_ok=True)
-        command = [
-            *(sys.executable, "-P", "-c", "from antiphon.clients.cli import main; main()"),
-            *arguments,
-            *("--address-file", str(address_file), "--exit-with-parent"),
-        ]
+        arguments = [*arguments, "--address-file", str(address_file), "--exit-with-parent"]
         with log_file.open("ab") as log:
+            if nursery is not None:
+                with contextlib.suppress(NurseryError):
+                    born = nursery.start(arguments, output=log, environ=environ)
+                    return cls(name, born, log_file, address_file)
+            main = "from antiphon.clients.cli import main; main()"
             process = subprocess.Popen(  # noqa: S603
-                command,
+                [sys.executable, "-P", "-c", main, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
