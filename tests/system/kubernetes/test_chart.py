@@ -1,0 +1,139 @@
+"""The Helm chart makes the same objects as the overlays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helm_python import Chart, HelmRenderError, HelmValuesError
+from tests.system.kubernetes.rendered import (
+    K8S,
+    Manifest,
+    generated,
+    kustomize,
+    overlay,
+    with_components,
+)
+
+pytestmark = pytest.mark.system
+
+QWEN = "Qwen/Qwen2.5-{}-Instruct"
+VALUES: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "gpu-node": {
+        "gpu": True,
+        "networkPolicies": True,
+        "agents": [{"model": QWEN.format("0.5B")}] * 2,
+        "modelCache": {"enabled": True, "accessMode": "ReadWriteOnce"},
+    },
+    "several-nodes": {
+        "gpu": True,
+        "networkPolicies": True,
+        "tls": True,
+        "agents": [{"model": QWEN.format("7B"), "replicas": 2}] * 2,
+        "reward": {"replicas": 2},
+        "transition": {"replicas": 2},
+        "modelCache": {"enabled": True},
+    },
+}
+"""Values that make what an overlay makes."""
+
+OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart", "helm.sh/resource-policy")
+
+
+def _chart(values: dict[str, Any], objects: Sequence[Manifest]) -> list[Manifest]:
+    """The chart's objects, with run.toml and the task of an overlay."""
+    run = generated(objects, "run")["data"]["run.toml"]
+    given = {**values, "run": run, "task": generated(objects, "task")["data"]}
+    chart = Chart.load(K8S / "chart")
+    chart.validate_schema(given)
+    files = chart.render(given, name="run", namespace="antiphon")
+    texts = [text for path, text in files.items() if path.endswith(".yaml")]
+    return [m for text in texts for m in yaml.safe_load_all(text) if m]
+
+
+def _comparable(objects: Sequence[Manifest]) -> dict[tuple[str, str], Any]:
+    """Objects by kind and name, without what says the same in another way.
+
+    That is: the order of lists with names, hashes of ConfigMaps, Helm's own labels. The namespace is
+    not the chart's to make.
+    """
+    found = {}
+    for manifest in objects:
+        if manifest["kind"] == "Namespace":
+            continue
+        metadata = dict(manifest["metadata"])
+        metadata.setdefault("namespace", "antiphon")
+        for field in ("labels", "annotations"):
+            kept = {k: v for k, v in metadata.pop(field, {}).items() if k not in OF_HELM}
+            metadata |= {field: kept} if kept else {}
+        whole = _plain({**manifest, "metadata": metadata})
+        key = (manifest["kind"], whole["metadata"]["name"])
+        assert key not in found
+        found[key] = whole
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        items = [_plain(inner) for inner in value]
+        named = all(isinstance(item, dict) and "name" in item for item in items)
+        return sorted(items, key=lambda item: str(item["name"])) if named else items
+    if isinstance(value, str):
+        return re.sub(r"^(run|task)-[0-9a-z]{10}$", r"\1", value)
+    return value
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_it_makes_what_the_overlay_makes(name: str) -> None:
+    objects = overlay(name)
+    ours, theirs = _comparable(_chart(VALUES[name], objects)), _comparable(objects)
+    assert set(ours) == set(theirs)
+    for key in theirs:
+        assert ours[key] == theirs[key], key
+
+
+@pytest.mark.parametrize(
+    ("mine", "of_agents", "values"),
+    [
+        (
+            ("remote-reward",),
+            (),
+            {"remoteReward": "reward.example.org:443", "reward": {"function": ""}},
+        ),
+        ((), ("autoscaling",), {"autoscaling": {"enabled": True}}),
+    ],
+    ids=["remote-reward", "autoscaling"],
+)
+def test_it_makes_what_a_component_makes(
+    tmp_path: Path, mine: tuple[str, ...], of_agents: tuple[str, ...], values: dict[str, Any]
+) -> None:
+    objects = kustomize(with_components(tmp_path, *mine, of_agents=of_agents))
+    assert _comparable(_chart(values, objects)) == _comparable(objects)
+
+
+def test_it_makes_any_number_of_agents() -> None:
+    values = {"agents": [{"model": "a"}, {"model": "b"}, {"model": "c", "replicas": 3}]}
+    made = _comparable(_chart(values, overlay("cpu")))
+    replicas = {name: made["StatefulSet", name]["spec"]["replicas"] for _, name in _sets(made)}
+    assert replicas == {"agent-0": 1, "agent-1": 1, "agent-2": 3}
+
+
+def test_what_is_missing_or_misspelt_is_named() -> None:
+    chart = Chart.load(K8S / "chart")
+    with pytest.raises(HelmRenderError, match="the text of run.toml"):
+        chart.render({}, name="run", namespace="antiphon")
+    with pytest.raises(HelmValuesError, match="agent"):
+        chart.validate_schema({"agent": []})
+    with pytest.raises(HelmValuesError, match="model"):
+        chart.validate_schema({"agents": [{"replicas": 2}]})
+
+
+def _sets(made: dict[tuple[str, str], Any]) -> list[tuple[str, str]]:
+    return [key for key in made if key[0] == "StatefulSet"]
