@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from k8s.monitoring.dashboards import learning, overview, rollouts, services, weights
 
 

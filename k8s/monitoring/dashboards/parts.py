@@ -17,7 +17,6 @@ from grafana_foundation_sdk.models.common import (
     HeatmapCellLayout,
     LegendDisplayMode,
     LegendPlacement,
-    ReduceDataOptions,
     SortOrder,
     StackingMode,
     TooltipDisplayMode,
@@ -40,6 +39,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 FILTER = 'namespace=~"$namespace", job=~"$job"'
+AGENT, TURN = 'agent=~"$agent"', 'turn=~"$turn"'
 RATE = "$__rate_interval"
 TAG = "antiphon"
 COLUMNS = 24
@@ -57,12 +57,11 @@ class Query:
     legend: str = "__auto"
 
 
-def by_agent(series: str, function: str = "sum") -> str:
+def by_agent(series: str, *, function: str = "sum", by: str = "agent") -> str:
     """Aggregates a generation service's series by the agent that it plays."""
-    info = f'antiphon_generation_info{{{FILTER}, agent=~"$agent"}}'
-    return (
-        f"{function} by (agent) ({series} * on (namespace, job, instance) group_left (agent) {info})"
-    )
+    info = select("antiphon_generation_info", AGENT)
+    joined = f"{series} * on (namespace, job, instance) group_left (agent) {info}"
+    return f"{function} by ({by}) ({joined})"
 
 
 def rate(metric: str, *matchers: str) -> str:
@@ -79,6 +78,12 @@ def quantile(share: float, metric: str, *matchers: str, by: str = "") -> str:
     """A quantile of a histogram over the last interval."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, sum by ({labels}) ({rate(f'{metric}_bucket', *matchers)}))"
+
+
+def quantile_by_agent(share: float, metric: str) -> str:
+    """A quantile of a generation service's histogram, by the agent that it plays."""
+    buckets = by_agent(rate(f"antiphon_generation_{metric}_bucket"), by="agent, le")
+    return f"histogram_quantile({share}, {buckets})"
 
 
 def quantiles(metric: str, *matchers: str) -> list[Query]:
@@ -179,7 +184,7 @@ def figure(
         .color_mode("background_solid" if steps or mappings else "value")
         .graph_mode("none" if show == "name" else "area")
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .no_value("–")
+        .no_value("-")
     )
     if steps is not None:
         panel = panel.thresholds(_thresholds(steps))
@@ -234,10 +239,13 @@ def board(
         .variables(_variables(variables))
         .links([_link(other) for other in TITLES if other != title])
     )
+    number = 0
     for name, panels in rows.items():
-        built = built.with_row(page.Row(name))
+        number += 1
+        built = built.with_row(page.Row(name).id(number))
         for panel in panels:
-            built = built.with_panel(panel)
+            number += 1
+            built = built.with_panel(panel.id(number))
     return built.build()
 
 
