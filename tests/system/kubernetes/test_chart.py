@@ -34,6 +34,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "gpu": True,
         "networkPolicies": True,
         "tls": True,
+        "monitoring": True,
         "agents": [{"model": QWEN.format("7B"), "replicas": 2}] * 2,
         "reward": {"replicas": 2},
         "transition": {"replicas": 2},
@@ -59,8 +60,8 @@ def _chart(values: dict[str, Any], objects: Sequence[Manifest]) -> list[Manifest
 def _comparable(objects: Sequence[Manifest]) -> dict[tuple[str, str], Any]:
     """Objects by kind and name, without what says the same in another way.
 
-    That is: the order of lists with names, hashes of ConfigMaps, Helm's own labels. The namespace is
-    not the chart's to make.
+    That is: the order of lists with names, hashes of ConfigMaps, Helm's own labels. The namespace
+    is not the chart's to make.
     """
     found = {}
     for manifest in objects:
@@ -127,7 +128,7 @@ def test_it_makes_any_number_of_agents() -> None:
 
 def test_what_is_missing_or_misspelt_is_named() -> None:
     chart = Chart.load(K8S / "chart")
-    with pytest.raises(HelmRenderError, match="the text of run.toml"):
+    with pytest.raises(HelmRenderError, match=r"the text of run\.toml"):
         chart.render({}, name="run", namespace="antiphon")
     with pytest.raises(HelmValuesError, match="agent"):
         chart.validate_schema({"agent": []})

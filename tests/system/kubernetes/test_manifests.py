@@ -11,6 +11,7 @@ import pytest
 from tests.support.processes import run
 from tests.system.kubernetes.rendered import (
     COMPONENTS,
+    K8S,
     OVERLAYS,
     Manifest,
     generated,
@@ -108,6 +109,30 @@ def test_the_task_is_that_of_the_examples() -> None:
     task = generated(overlay("cpu"), "task")["data"]
     example = Path(__file__).parents[3] / "examples" / "length_ratio.py"
     assert task == {"length_ratio.py": example.read_text()}
+
+
+def test_every_dashboard_is_handed_to_grafana() -> None:
+    maps = [
+        m["data"]
+        for m in of_kind(overlay("several-nodes"), "ConfigMap")
+        if m["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+    ]
+    handed = {name: text for data in maps for name, text in data.items()}
+    there = (K8S / "monitoring" / "dashboards").glob("*.json")
+    assert handed == {file.name: file.read_text() for file in there}
+
+
+def test_pods_are_scraped_at_their_metrics_port() -> None:
+    objects = overlay("several-nodes")
+    (monitor,) = of_kind(objects, "PodMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    for pod in pods(objects):
+        if pod.component == "model-cache":
+            continue
+        assert wanted.items() <= dict(pod.labels).items()
+        assert monitor["spec"]["jobLabel"] in pod.labels
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert endpoint["port"] in pod.ports()
 
 
 @pytest.fixture(scope="session")
