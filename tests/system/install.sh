@@ -3,7 +3,7 @@
 # hand; elsewhere says which are missing.
 set -euo pipefail
 
-declare -A packages=([node]=nodejs [npm]=npm [chromium]=chromium)
+declare -A packages=([node]=nodejs [npm]=npm [chromium]=chromium [prometheus]=prometheus [promtool]=prometheus)
 missing=()
 for program in "${!packages[@]}"; do
   command -v "$program" >/dev/null || missing+=("${packages[$program]}")

@@ -14,6 +14,7 @@ from prometheus_client import Counter, Histogram
 
 CallKind = Literal["unary", "server_stream", "client_stream"]
 
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
 STARTED = Counter("grpc_client_started_total", "Calls begun.", _LABELS)
@@ -38,6 +39,8 @@ def counted(kind: CallKind, service: str, method: str) -> Iterator[None]:
     """Counts one call, made within the block."""
     labels = (kind, service, method)
     STARTED.labels(*labels).inc()
+    for transient in _TRANSIENT:  # what has not happened is 0, not unknown
+        RETRIES.labels(method, transient.name)
     began = time.perf_counter()
     code = grpc.StatusCode.OK
     try:

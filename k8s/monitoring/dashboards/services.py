@@ -49,7 +49,10 @@ def _answered() -> list[object]:
             "Time of an answer",
             "95th percentile by method, over five minutes.",
             "s",
-            Query(f"method:grpc_server_handling_seconds:p95_rate5m{{{FILTER}, {own}}}", METHOD),
+            Query(
+                f"method:grpc_server_handling_seconds:p95_rate5m{{{FILTER}, {own}}}",
+                f"{{{{job}}}} {METHOD}",
+            ),
         ),
         graph(
             "Answers by status",
@@ -94,7 +97,7 @@ def _made() -> list[object]:
             "Retries after passing errors, per second by method. Now and then is fine.",
             "reqps",
             Query(
-                f"sum by (grpc_method) ({rate('antiphon_client_retries_total')}) or 0 * {started}",
+                f"sum by (grpc_method) ({rate('antiphon_client_retries_total')})",
                 METHOD,
             ),
         ),

@@ -1,0 +1,189 @@
+"""A short real training, every service a process of its own, watched by a real Prometheus.
+
+    python -m tests.system.monitoring.watched_run docs/images/monitoring.svg
+
+trains for some minutes and draws what Prometheus saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from k8s.monitoring.picture import draw
+from tests.support.certificates import certificate, certificate_authority
+from tests.support.models import save_model, tiny_model, tiny_tokenizer
+from tests.support.processes import Processes, Started, wait_until
+from tests.system.monitoring.prometheus import Prometheus, prometheus
+
+PROMPTS = ["one red cat sings", "two blue dog replies", "three green cat was", "a b c d"]
+TASK = '''
+import time
+import urllib.request
+
+def reward(first, second):
+    """Share of the word "a" in both answers."""
+    time.sleep(0.005)
+    texts = [f"{a} {b}".split() for a, b in zip(first, second)]
+    return [words.count("a") / max(len(words), 1) for words in texts]
+
+def again(prompt, num_agents):
+    return [f"{prompt} again"] * num_agents
+'''
+RUN = """
+[run]
+name = "watched"
+directory = "{folder}"
+
+[magrpo]
+num_turns = 2
+num_train_epochs = {epochs}
+num_generations = 4
+max_new_tokens = 8
+temperature = 1.0
+top_k = "none"
+top_p = "none"
+agent_learning_rate = {learning_rate}
+early_termination_threshold = "none"
+reference_kl_enabled = true
+reference_kl_mode = "loss"
+reference_kl_coef = 0.001
+checkpoint_every_prompts = 4
+eval_interval = 4
+eval_num_samples = 2
+
+[[agents]]
+model = "{models}/0"
+addresses = ["{agent_0}"]
+
+[[agents]]
+model = "{models}/1"
+addresses = ["{agent_1}"]
+
+[reward]
+address = "{reward}"
+
+[transition]
+address = "{transition}"
+
+[dataset]
+prompts = {prompts}
+
+[eval_dataset]
+prompts = {prompts}
+
+[server]
+tls_cert = "{cert}"
+tls_key = "{key}"
+address_file = "{folder}/learner.address.json"
+"""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run that has ended.
+
+    Attributes:
+        prometheus: Still up.
+        since: When the training began, seconds since 1970.
+        until: When it had ended.
+        metrics: What /metrics of each process said while it ran, by name.
+    """
+
+    prometheus: Prometheus
+    since: float
+    until: float
+    metrics: dict[str, str]
+
+
+@contextmanager
+def watched_run(folder: Path, *, epochs: int, learning_rate: float = 0.003) -> Iterator[Watched]:
+    """Trains, with Prometheus watching; the services and Prometheus are up within the block."""
+    with Processes(folder) as processes, prometheus(folder, processes) as server:
+        services = _services(folder, processes)
+        jobs = {name: [str(s.description()["metrics_address"])] for name, s in services.items()}
+        server.scrape(jobs)
+        run_file = _run_file(folder, services, epochs, learning_rate)
+        learner = processes.antiphon("learner", "train", str(run_file), cwd=folder)
+        jobs["learner"] = [str(learner.description(timeout=240)["metrics_address"])]
+        since = time.time()
+        server.scrape(jobs)
+        metrics = _told_while(learner, jobs)
+        learner.succeed(timeout=900)
+        yield Watched(server, since, time.time(), metrics)
+
+
+def _services(folder: Path, processes: Processes) -> dict[str, Started]:
+    (folder / "task.py").write_text(TASK)
+    tokenizer = tiny_tokenizer(folder / "tokenizer")
+    for agent in range(2):
+        model = tiny_model(tokenizer, agent, spread=0.05)
+        save_model(folder / "models" / str(agent), model, tokenizer)
+    arguments = {
+        "agent-0": ("generation", "--model", str(folder / "models/0"), "--agent", "0"),
+        "agent-1": ("generation", "--model", str(folder / "models/1"), "--agent", "1"),
+        "reward": ("reward", "task:reward"),
+        "transition": ("transition", "task:again"),
+    }
+    return {name: processes.serve(name, *own, cwd=folder) for name, own in arguments.items()}
+
+
+def _run_file(
+    folder: Path, services: dict[str, Started], epochs: int, learning_rate: float
+) -> Path:
+    own = certificate(folder, "learner", certificate_authority(folder))
+    text = RUN.format(
+        folder=folder,
+        models=folder / "models",
+        epochs=epochs,
+        learning_rate=learning_rate,
+        prompts=json.dumps(PROMPTS),
+        cert=own.cert,
+        key=own.key,
+        **{name.replace("-", "_"): service.address() for name, service in services.items()},
+    )
+    run_file = folder / "run.toml"
+    run_file.write_text(text)
+    return run_file
+
+
+def _told_while(learner: Started, jobs: dict[str, list[str]]) -> dict[str, str]:
+    """What every process tells once some batches are trained."""
+
+    def trained() -> bool:
+        assert learner.popen.poll() is None, f"the run ended too early:\n{learner.log}"
+        line = re.search(r"^antiphon_learner_batches_total (\S+)$", _get(jobs["learner"][0]), re.M)
+        return line is not None and float(line[1]) >= 4
+
+    wait_until(trained, timeout=300, what="four batches are trained")
+    return {name: _get(address) for name, (address,) in jobs.items()}
+
+
+def _get(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def main() -> None:
+    """Trains for some minutes and draws what Prometheus saw."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("picture", type=Path, help="SVG file to write")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs of four prompts")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watched_run(Path(folder), epochs=options.epochs) as run,
+    ):
+        draw(run.prometheus.url, options.picture, since=run.since, until=run.until)
+
+
+if __name__ == "__main__":
+    main()
