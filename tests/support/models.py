@@ -86,6 +86,7 @@ def tiny_model(
     two_ends: bool = False,
     spread: float = 0.3,
     dropout: float = 0.0,
+    head_size: int = 8,
 ) -> LlamaForCausalLM:
     """A random Llama of two layers, 16 wide, some five thousand parameters (`words`).
 
@@ -97,13 +98,14 @@ def tiny_model(
         two_ends: Whether `SECOND_END` ends a completion too.
         spread: Standard deviation of the weights; small makes every token about as likely.
         dropout: Attention dropout, to prove that training runs without.
+        head_size: Width of each of the two heads; some kernels take 32 at least.
     """
     ends: int | list[int] = tokenizer.eos_token_id
     if two_ends:
         ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(SECOND_END)]
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=16,
+        hidden_size=2 * head_size,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -1,18 +1,19 @@
-"""A Llama's forward written out, so that a server of one starts without transformers."""
+"""A Llama's forward written out in numpy, so that a server of one starts in no time."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Array = NDArray[np.float32]
 
 
 class Llama:
-    """Logits of one sequence, in float32.
+    """Logits of one sequence, in float32, of a folder whose weights are float32.
 
     Args:
         folder: With config.json and safetensors.
@@ -30,7 +31,7 @@ class Llama:
         self._theta: float = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
         self._epsilon: float = config["rms_norm_eps"]
         self._weights = {
-            name: tensor.float()
+            name: tensor
             for file in folder.glob("*.safetensors")
             for name, tensor in load_file(file).items()
         }
@@ -38,61 +39,65 @@ class Llama:
             self._weights["lm_head.weight"] = self._weights["model.embed_tokens.weight"]
         self._adapter = {} if adapter is None else _adapter(adapter)
 
-    @torch.inference_mode()
-    def logits(self, ids: list[int], *, adapted: bool) -> Tensor:
+    def logits(self, ids: list[int], *, adapted: bool) -> Array:
         """Logits [V] of the token after `ids`."""
-        x = functional.embedding(torch.tensor(ids), self._weights["model.embed_tokens.weight"])
-        angles = torch.arange(len(ids))[:, None] * self._theta ** (
-            -torch.arange(0, self._size, 2) / self._size
-        )
+        x = self._weights["model.embed_tokens.weight"][ids]
+        frequencies = self._theta ** (-np.arange(0, self._size, 2, dtype=np.float32) / self._size)
+        angles = np.arange(len(ids), dtype=np.float32)[:, None] * frequencies
         for index in range(self._layers):
             layer = f"model.layers.{index}"
-            x = x + self._attention(
-                layer, self._norm(f"{layer}.input_layernorm", x), angles, adapted
-            )
-            x = x + self._mlp(layer, self._norm(f"{layer}.post_attention_layernorm", x), adapted)
+            y = self._norm(f"{layer}.input_layernorm", x)
+            x = x + self._attention(layer, y, angles, adapted)
+            y = self._norm(f"{layer}.post_attention_layernorm", x)
+            x = x + self._mlp(layer, y, adapted)
         return self._linear("lm_head", self._norm("model.norm", x)[-1], adapted)
 
-    def _attention(self, layer: str, x: Tensor, angles: Tensor, adapted: bool) -> Tensor:
+    def _attention(self, layer: str, x: Array, angles: Array, adapted: bool) -> Array:
         q, k, v = (
             self._linear(f"{layer}.self_attn.{name}_proj", x, adapted)
-            .view(len(x), -1, self._size)
-            .transpose(0, 1)
+            .reshape(len(x), -1, self._size)
+            .swapaxes(0, 1)
             for name in "qkv"
         )
         repeats = self._heads // self._groups
-        k, v = (t.repeat_interleave(repeats, dim=0) for t in (_rotated(k, angles), v))
-        scores = _rotated(q, angles) @ k.mT / self._size**0.5
-        later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-        mixed = scores.masked_fill(later, -torch.inf).softmax(dim=-1) @ v
-        joined = mixed.transpose(0, 1).reshape(len(x), -1)
+        k, v = (t.repeat(repeats, axis=0) for t in (_rotated(k, angles), v))
+        scores = _rotated(q, angles) @ k.swapaxes(1, 2) / np.float32(self._size**0.5)
+        scores[:, np.triu(np.ones((len(x), len(x)), dtype=bool), 1)] = -np.inf
+        mixed = np.exp(log_softmax(scores)) @ v
+        joined = mixed.swapaxes(0, 1).reshape(len(x), -1)
         return self._linear(f"{layer}.self_attn.o_proj", joined, adapted)
 
-    def _mlp(self, layer: str, x: Tensor, adapted: bool) -> Tensor:
-        gate = functional.silu(self._linear(f"{layer}.mlp.gate_proj", x, adapted))
+    def _mlp(self, layer: str, x: Array, adapted: bool) -> Array:
+        gate = self._linear(f"{layer}.mlp.gate_proj", x, adapted)
         up = self._linear(f"{layer}.mlp.up_proj", x, adapted)
-        return self._linear(f"{layer}.mlp.down_proj", gate * up, adapted)
+        return self._linear(f"{layer}.mlp.down_proj", gate / (1 + np.exp(-gate)) * up, adapted)
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        scale = (x.pow(2).mean(dim=-1, keepdim=True) + self._epsilon).rsqrt()
+    def _norm(self, name: str, x: Array) -> Array:
+        scale = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(self._epsilon))
         return x * scale * self._weights[f"{name}.weight"]
 
-    def _linear(self, name: str, x: Tensor, adapted: bool) -> Tensor:
-        y = x @ self._weights[f"{name}.weight"].mT
+    def _linear(self, name: str, x: Array, adapted: bool) -> Array:
+        y = x @ self._weights[f"{name}.weight"].T
         if adapted and name in self._adapter:
             a, b, scaling = self._adapter[name]
-            y = y + x @ a.mT @ b.mT * scaling
+            y = y + x @ a.T @ b.T * np.float32(scaling)
         return y
 
 
-def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+def log_softmax(x: Array) -> Array:
+    """Logarithm of the softmax over the last dimension."""
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def _rotated(x: Array, angles: Array) -> Array:
     """Rotates the two halves of each head's vector [heads, tokens, size] by position."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _adapter(folder: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
+def _adapter(folder: Path) -> dict[str, tuple[Array, Array, float]]:
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["bias"]) == ("LORA", "none")
     tensors = load_file(folder / "adapter_model.safetensors")
@@ -102,8 +107,8 @@ def _adapter(folder: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
     assert {layer.rpartition(".")[2] for layer in layers} == set(config["target_modules"])
     return {
         layer: (
-            tensors[f"{start}{layer}{end}"].float(),
-            tensors[f"{start}{layer}.lora_B.weight"].float(),
+            tensors[f"{start}{layer}{end}"],
+            tensors[f"{start}{layer}.lora_B.weight"],
             scaling,
         )
         for layer in layers

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from tests.support.tgi.llama import Llama
+import numpy as np
+from tests.support.tgi.llama import Array, Llama, log_softmax
 from tokenizers import Tokenizer
-from torch import Tensor
 
 Json = dict[str, Any]
 
@@ -46,15 +45,16 @@ class TextModel:
     def generate(self, prompt: list[int], asked: Json, step: Callable[[], None]) -> Json:
         """The answer to a request that has been found valid; calls `step` before each token."""
         adapted = asked.get("adapter_id") is not None
-        generator = torch.Generator().manual_seed(asked.get("seed") or 0)
+        generator = np.random.default_rng(asked.get("seed") or 0)
         ids, tokens, likeliest = list(prompt), [], []
         reason = "length"
         while len(tokens) < asked.get("max_new_tokens", 100) and reason == "length":
             step()
             logits = self.llama.logits(ids, adapted=adapted)
-            logprobs = _warped(logits, asked).log_softmax(dim=-1)
+            logprobs = log_softmax(_warped(logits, asked))
             if asked.get("do_sample"):
-                token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+                chances = np.exp(logprobs.astype(np.float64))
+                token = int(generator.choice(len(chances), p=chances / chances.sum()))
             else:
                 token = int(logprobs.argmax())
             ids.append(token)
@@ -75,37 +75,40 @@ class TextModel:
         text = self._tokenizer.decode([t["id"] for t in tokens], skip_special_tokens=True)
         return {"generated_text": text, **({"details": details} if asked.get("details") else {})}
 
-    def _token(self, token: int, logprobs: Tensor) -> Json:
+    def _token(self, token: int, logprobs: Array) -> Json:
         return {
             **self.described(token),
             "logprob": float(logprobs[token]),
             "special": token in self._special,
         }
 
-    def _likeliest(self, logprobs: Tensor, count: int) -> list[Json]:
+    def _likeliest(self, logprobs: Array, count: int) -> list[Json]:
         """As many of the likeliest tokens, and those as likely as the last of them.
 
         What a filter took away is not among them.
         """
         if not count:
             return []
-        least = logprobs.topk(min(count, len(logprobs))).values[-1]
-        among = (logprobs >= least) & (logprobs > -torch.inf)
-        found = among.nonzero().squeeze(-1).tolist()
+        among = (logprobs >= _least(logprobs, count)) & (logprobs > -np.inf)
+        found = among.nonzero()[0].tolist()
         return [self._token(i, logprobs) for i in sorted(found, key=lambda i: -logprobs[i])]
 
 
-def _warped(logits: Tensor, asked: Json) -> Tensor:
+def _least(values: Array, count: int) -> np.float32:
+    """The smallest of the `count` largest values."""
+    return np.sort(values)[-min(count, len(values))]
+
+
+def _warped(logits: Array, asked: Json) -> Array:
     """Temperature, then top-k, then top-p."""
     if not asked.get("do_sample"):
         return logits
-    scores = logits / (asked.get("temperature") or 1.0)
+    scores = logits / np.float32(asked.get("temperature") or 1.0)
     if top_k := asked.get("top_k"):
-        least = scores.topk(min(top_k, len(scores))).values[-1]
-        scores = scores.masked_fill(scores < least, -torch.inf)
+        scores = np.where(scores < _least(scores, top_k), -np.inf, scores)
     if top_p := asked.get("top_p"):
-        ascending, order = scores.sort()
-        out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-        out[-1] = False
-        scores = scores.masked_fill(torch.zeros_like(out).scatter(0, order, out), -torch.inf)
-    return scores
+        order = np.argsort(scores, kind="stable")
+        below = np.exp(log_softmax(scores[order])).cumsum() <= 1 - top_p
+        below[-1] = False
+        scores[order[below]] = -np.inf
+    return scores.astype(np.float32)

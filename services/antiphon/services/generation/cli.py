@@ -13,6 +13,10 @@ from antiphon.services.common.errors import StartError
 from antiphon.services.common.options import server_command
 from antiphon.services.common.server import ServerSettings
 
+_PANEL = "Engine"
+EngineName = Literal["transformers", "tgi"]
+Restart = Literal["rolling", "stop-first"]
+
 # torch is imported by `serve`, once the environment says how its threads behave.
 
 
@@ -68,6 +72,46 @@ def serve(
             min=0, help="Seconds without a call after which another run may take the service."
         ),
     ] = 60.0,
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="What samples: this process, or a program.", rich_help_panel=_PANEL),
+    ] = "transformers",
+    engine_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="tgi: starts the program, with {model} and {port}; again at every push.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    engine_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="tgi: a program that runs already; it keeps its weights.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    engine_start_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds until the program must serve.", rich_help_panel=_PANEL),
+    ] = 600.0,
+    restart: Annotated[
+        Restart,
+        typer.Option(
+            help="tgi: at a push, start the new program beside the old one (needs memory for both) "
+            "or after its end.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "rolling",
+    work_folder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where pushed weights are written for the program; best in memory.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     server: ServerSettings,
 ) -> int:
     """Serve one agent's model: sample completions, take weights.
@@ -85,6 +129,11 @@ def serve(
     Start from architecture and tokenizer only, and wait for a learner's weights:
 
         antiphon serve generation --model ./folder --no-weights --port 50051
+
+    In front of text-generation-inference, started anew on every push:
+
+        antiphon serve generation --model ./folder --engine tgi --engine-command
+        "text-generation-launcher --model-id {model} --port {port} --max-top-n-tokens 64"
 
     For other machines, with TLS and a token:
 
@@ -118,5 +167,11 @@ def serve(
         max_batch_size=max_batch_size,
         on_swap=on_swap,
         run_lease_seconds=run_lease,
+        engine=engine,
+        engine_command=engine_command,
+        engine_address=engine_address,
+        engine_start_timeout=engine_start_timeout,
+        restart=restart,
+        work_folder=work_folder,
     )
     return asyncio.run(serve_generation(options, server))
