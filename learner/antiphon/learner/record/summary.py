@@ -27,8 +27,8 @@ class EpochTurn:
 class Summary:
     """What a run came to.
 
-    `models`, `agent_folders`, `adapters`, `optimizer_steps`, `weights_versions` are by agent [N]. The
-    folder of a model that was not saved is None; `adapters` says whether what it holds is a LoRA
+    By agent [N] are `models`, `agent_folders`, `adapters`, `optimizer_steps`, `weights_versions`.
+    The folder of a model that was not saved is None; `adapters` says whether what it holds is a LoRA
     adapter. `keeps_best` says whether `best/` has the models of the best evaluation.
     """
 

@@ -83,12 +83,20 @@ class DryRun:
 
 
 @dataclass(frozen=True)
-class _AgentModel:
+class Architecture:
+    """An agent's model without its weights, and its tokenizer."""
+
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     @property
+    def parameters(self) -> int:
+        """Number of parameters, those of an adapter included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
     def context(self) -> int:
+        """Most tokens of a prompt and its completion."""
         return context_length(self.model.config)
 
 
@@ -177,19 +185,19 @@ class Inspection:
         most = min(most, config.max_steps or most)
         return None, "; ".join([f"at most {most:,} steps of each agent", *told])
 
-    async def _models(self) -> list[_AgentModel | None]:
-        loaded: dict[Hashable, _AgentModel | None] = {}
+    async def _models(self) -> list[Architecture | None]:
+        loaded: dict[Hashable, Architecture | None] = {}
         models = []
         for number, agent in enumerate(self._config.agents):
             lora = of_agent(self._config.training.lora, number)
             key = (agent.model, agent.gguf_file, agent.tokenizer_source, lora)
             if key not in loaded:
-                load = partial(_load, self._config, number)
+                load = partial(load_architecture, self._config, number)
                 loaded[key] = await self._look(f"agents[{number}].model", load)
             models.append(loaded[key])
         return models
 
-    async def _generation(self, models: Sequence[_AgentModel | None]) -> list[int]:
+    async def _generation(self, models: Sequence[Architecture | None]) -> list[int]:
         """Look at every address; the context that each agent has in the end."""
         contexts = []
         for number, (agent, model) in enumerate(zip(self._config.agents, models, strict=True)):
@@ -203,7 +211,7 @@ class Inspection:
                 async def look(
                     number: int = number,
                     address: Endpoint = address,
-                    model: _AgentModel | None = model,
+                    model: Architecture | None = model,
                 ) -> tuple[ModelInfo, str]:
                     return await self._model_info(number, address, model)
 
@@ -214,7 +222,7 @@ class Inspection:
         return contexts
 
     async def _model_info(
-        self, number: int, address: Endpoint, model: _AgentModel | None
+        self, number: int, address: Endpoint, model: Architecture | None
     ) -> tuple[ModelInfo, str]:
         endpoint = self._config.endpoint(address)
         timeout = self._config.magrpo.control_timeout
@@ -231,7 +239,7 @@ class Inspection:
         )
 
     async def _prompt_lengths(
-        self, agent: int, prompts: Prompts, tasks: Tasks, model: _AgentModel, context: int
+        self, agent: int, prompts: Prompts, tasks: Tasks, model: Architecture, context: int
     ) -> None:
         def look() -> tuple[None, str]:
             joint = centralized_from(self._config, prompts)
@@ -267,7 +275,7 @@ class Inspection:
 
         async def service(endpoint: Endpoint) -> str:
             async with RewardClient(endpoint, retry=RetryPolicy(attempts=1)) as client:
-                return _reward_detail(await client.get_info(magrpo.control_timeout))
+                return reward_detail(await client.get_info(magrpo.control_timeout))
 
         await self._function("reward", reward, "antiphon.v1.RewardService", function, service)
         if reward.processor is not None:
@@ -314,7 +322,8 @@ class Inspection:
         return None, f"on {self._config.server.host}"
 
 
-def _load(config: RunConfig, number: int) -> tuple[_AgentModel, str]:
+def load_architecture(config: RunConfig, number: int) -> tuple[Architecture, str]:
+    """An agent's architecture and tokenizer, and in words how large it is."""
     import torch
 
     agent = config.agents[number]
@@ -330,7 +339,7 @@ def _load(config: RunConfig, number: int) -> tuple[_AgentModel, str]:
         model = with_adapter(model, lora, agent=number, seed=config.magrpo.seed)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         detail += f" and {trained:,} of an adapter"
-    loaded = _AgentModel(model, tokenizer)
+    loaded = Architecture(model, tokenizer)
     return loaded, f"{detail}, context {loaded.context} tokens"
 
 
@@ -362,7 +371,8 @@ async def check_health(endpoint: Endpoint, service: str, timeout: float) -> None
         raise FieldError(f"{service} at {endpoint.address}", name, "SERVING; see its log")
 
 
-def _reward_detail(info: RewardInfo) -> str:
+def reward_detail(info: RewardInfo) -> str:
+    """What a reward service says of itself, in words."""
     parts = [f"serving {info.name} {info.version}".rstrip()]
     if info.value_min is not None or info.value_max is not None:
         parts.append(f"values {info.value_min} to {info.value_max}")

@@ -1,7 +1,7 @@
 """What every call passes through: counting, errors to statuses, the token.
 
-A call goes through `Metrics`, `Traces`, `Errors`, `Auth` and `Requests`, so that a refused token
-and a request that cannot be read are counted and answered like every other error.
+A call goes through `Metrics`, `Traces`, `Errors`, `Auth`, `Identity` and `Requests`, so that a
+refused token and a request that cannot be read are counted and answered like every other error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from antiphon.clients import tracing
+from antiphon.clients.identity import TIME_KEY, VERSION_KEY, version
 from antiphon.clients.types import FieldError
 from antiphon.services.common.errors import ServiceError, status_of
 from antiphon.services.common.prometheus import RpcMetrics
@@ -188,6 +189,21 @@ class Auth(_Interceptor):
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the token is not this server's; compare the caller's token file with the server's",
             )
+
+
+class Identity(_Interceptor):
+    """Tells callers that are let in the server's version and clock, before the answer."""
+
+    async def around(
+        self, method: Method, context: Context, call: Call
+    ) -> AsyncGenerator[Any, None]:
+        """Answers one call."""
+        if not method.path.startswith(HEALTH_PREFIX):
+            now = f"{time.time():.6f}"
+            await context.send_initial_metadata(((VERSION_KEY, version()), (TIME_KEY, now)))
+        async with aclosing(call()) as answers:
+            async for answer in answers:
+                yield answer
 
 
 class Requests(_Interceptor):

@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from antiphon.clients import tracing
 from antiphon.clients.channel_options import server_options
 from antiphon.services.common.errors import StartError
-from antiphon.services.common.interceptors import Auth, Errors, Metrics, Requests, Traces
+from antiphon.services.common.interceptors import Auth, Errors, Identity, Metrics, Requests, Traces
 from antiphon.services.common.prometheus import (
     rpc_metrics,
     serve_metrics,
@@ -189,7 +189,7 @@ class Server:
             interceptors.insert(1, Traces())
         if settings.token_file is not None:
             interceptors.append(Auth(TokenFile(settings.token_file).token))
-        interceptors.append(Requests())
+        interceptors += [Identity(), Requests()]
         options: list[tuple[str, int | str]] = list(_OPTIONS)
         if settings.max_connection_age_seconds is not None:
             age = int(settings.max_connection_age_seconds * 1000)
