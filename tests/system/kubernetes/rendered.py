@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +26,10 @@ WORKLOADS = ("Deployment", "StatefulSet", "Job", "JobSet")
 @cache
 def kustomize(folder: Path) -> tuple[Manifest, ...]:
     """All objects of a kustomization."""
+    beside = str(Path(sys.executable).parent / "kubectl")
+    kubectl = shutil.which("kubectl") or beside
     done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
+        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))

@@ -5,11 +5,10 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 from prometheus_client import CollectorRegistry
+from tests.support.command_line import parsed
 from tests.system.kubernetes.rendered import (
     OVERLAYS,
     Manifest,
@@ -23,7 +22,6 @@ from tests.system.kubernetes.rendered import (
     with_components,
 )
 
-from antiphon.clients.cli import app
 from antiphon.clients.endpoint import Endpoint
 from antiphon.learner.config.run_file import RunConfig, load_run_config
 from antiphon.services.common.server_settings import ServerSettings
@@ -60,19 +58,6 @@ def objects(
     return kustomize(with_components(folder, *MADE[request.param]))
 
 
-def _parsed(arguments: list[str]) -> dict[str, Any]:
-    """What `antiphon ARGUMENTS` reads from them; fails where it would refuse them."""
-    command: Any = typer.main.get_command(app)
-    context, rest = None, arguments
-    while True:
-        context = command.make_context("antiphon", list(rest), parent=context)
-        if not hasattr(command, "resolve_command"):
-            return dict(context.params)
-        _, command, rest = command.resolve_command(
-            context, [*context._protected_args, *context.args]
-        )
-
-
 def _of_process(objects: Sequence[Manifest]) -> list[Pod]:
     """The pods that run a process of ours, all but those that fetch models."""
     return [pod for pod in pods(objects) if pod.component in SERVICES]
@@ -88,10 +73,10 @@ def _run_config(objects: Sequence[Manifest], tmp_path: Path) -> RunConfig:
 
 def _server(pod: Pod, objects: Sequence[Manifest], tmp_path: Path) -> ServerSettings:
     """How the pod's process listens, as it reads that itself."""
-    parsed = _parsed(pod.arguments())
+    read = parsed(pod.arguments())
     if pod.component == "learner":
         return _run_config(objects, tmp_path).server
-    return ServerSettings(**{name: parsed[name] for name in ServerSettings.model_fields})
+    return ServerSettings(**{name: read[name] for name in ServerSettings.model_fields})
 
 
 def test_every_process_takes_its_arguments_and_starts(
@@ -153,9 +138,9 @@ def test_a_pod_gets_longer_than_its_process_takes_to_end(
 def test_files_are_in_volumes(objects: tuple[Manifest, ...], tmp_path: Path) -> None:
     """Every path that a process is told of is below a folder that is mounted for it."""
     for pod in _of_process(objects):
-        parsed = _parsed(pod.arguments())
+        read = parsed(pod.arguments())
         server = _server(pod, objects, tmp_path)
-        files = [server.tls_cert, server.tls_key, server.tls_client_ca, parsed.get("file")]
+        files = [server.tls_cert, server.tls_key, server.tls_client_ca, read.get("file")]
         if pod.component == "learner":
             config = _run_config(objects, tmp_path)
             credentials, reward = config.credentials.tls, config.reward.address
@@ -177,10 +162,10 @@ def test_the_run_finds_its_services(objects: tuple[Manifest, ...], tmp_path: Pat
     for number, agent in enumerate(config.agents):
         listed = [names[_host(address)] for address in agent.addresses]
         mine = [pod for pod in _of_process(objects) if pod.component == "agent"]
-        mine = [pod for pod in mine if _parsed(pod.arguments())["agent"] == number]
+        mine = [pod for pod in mine if parsed(pod.arguments())["agent"] == number]
         assert [[pod.name] for pod in mine] == [[pod.name for pod in pods] for pods in listed]
         for pod in mine:
-            assert _parsed(pod.arguments())["model"] == agent.model
+            assert parsed(pod.arguments())["model"] == agent.model
     for component, address in (
         ("reward", config.reward.address),
         ("transition", config.transition.address),
@@ -216,7 +201,7 @@ def test_certificates_name_every_address(objects: tuple[Manifest, ...], tmp_path
 def test_functions_are_in_the_task(objects: tuple[Manifest, ...], tmp_path: Path) -> None:
     modules = generated(objects, "task")["data"]
     for pod in _of_process(objects):
-        function = _parsed(pod.arguments()).get("function")
+        function = parsed(pod.arguments()).get("function")
         if function is None:
             continue
         module, _, name = function.partition(":")
