@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -56,6 +57,7 @@ class LocalServices:
         self._sockets = Path(tempfile.mkdtemp(prefix="antiphon-", dir=_socket_parent()))
         self.children: list[Child] = []
         self._nursery: Nursery | None = None
+        self._last_call: int | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[LocalServices]:
@@ -67,6 +69,8 @@ class LocalServices:
                 await asyncio.to_thread(stop_children, self.children, grace=CHILD_GRACE)
                 if self._nursery is not None:
                     self._nursery.close()
+                if self._last_call is not None:
+                    os.close(self._last_call)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def generation(self) -> list[tuple[Endpoint, ...]]:
@@ -164,6 +168,7 @@ class LocalServices:
                 *("--host", f"unix:{self._sockets / f'agent-{number}.sock'}"),
                 *("--run-lease", str(self._setup.config.run_lease)),
                 *_compute_in(self._setup.config),
+                *(("--traces",) if self._setup.server.traces else ()),
                 *self._setup.generation_arguments,
             ],
             log_file=folder / "logs" / f"generation_{number}.log",
@@ -179,12 +184,20 @@ class LocalServices:
 
     def _here(self, name: str) -> ServerSettings:
         host = f"unix:{self._sockets / f'{name}.sock'}"
-        return ServerSettings.model_validate({"host": host, "metrics_port": None})
+        return ServerSettings.model_validate(
+            {"host": host, "metrics_port": None, "traces": self._setup.server.traces}
+        )
 
     def _record_call(self, function: str, ids: tuple[str, ...]) -> None:
         """Write down what is about to be called: it names the call that ended the process."""
         call = {"function": function, "joint_action_ids": list(ids), "time": time.time()}
-        (self._folder / "last_call.json").write_text(json.dumps(call) + "\n")
+        text = (json.dumps(call) + "\n").encode()
+        file = self._last_call
+        if file is None:
+            flags = os.O_CREAT | os.O_WRONLY
+            file = self._last_call = os.open(self._folder / "last_call.json", flags)
+        os.pwrite(file, text, 0)
+        os.ftruncate(file, len(text))
 
 
 def _compute_in(config: MAGRPOConfig) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class RunRecord:
         self._progress: Progress = Silent() if progress is None else progress
         self._on_metrics = on_metrics
         self._now = now
-        self._rollouts = RolloutLog(folder.rollouts_folder)
+        self._rollouts = RolloutLog(folder.rollouts_folder, clock=now)
         self._trackers: list[Tracker] = [JsonlTracker(folder.metrics_file)]
         self.start_time = self._opened = now()
         self._seconds_before = 0.0
@@ -244,6 +244,7 @@ class RunRecord:
             state: How the run ended.
             error: The root error where it failed.
         """
+        self._rollouts.flush()
         if self._row:
             self._write_row()
         self._tell_state(state)
@@ -277,7 +278,8 @@ class RunRecord:
         self._progress.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """All counters and what no row holds yet; the rows so far are on disk."""
+        """All counters and what no row holds yet; the rows and rollouts so far are on disk."""
+        self._rollouts.flush()
         return {
             "epoch": self.epoch,
             "prompts_done": self.prompts_done,

@@ -1,15 +1,19 @@
 """Writes the trees of a run as Parquet files that are whole whenever the run is killed.
 
-A part holds several rollout batches. It is written anew after every batch, beside, and renamed, so
+A part holds several rollout batches. It is written anew with every batch, beside, and renamed, so
 that at any moment each file in the folder is complete; a part that is large enough is left as it
-is and the next one begins. Its name tells the phase and the prompts trained before it, so names
-sort by time and the whole folder reads as one table (`pandas.read_parquet("rollouts")`).
+is and the next one begins. Where batches follow each other fast, a part waits `WRITE_EVERY` seconds
+for the next of them; `flush` waits for nothing. Its name tells the phase and the prompts trained
+before it, so names sort by time and the whole folder reads as one table
+(`pandas.read_parquet("rollouts")`).
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +27,8 @@ PART_BYTES = 4 * 2**20
 """Bytes in memory from which a part is left as it is."""
 PART_BATCHES = 64
 """Rollout batches after which a part is left as it is."""
+WRITE_EVERY = 2.0
+"""Seconds between two writes of a part, at least."""
 
 
 class RolloutLog:
@@ -30,15 +36,20 @@ class RolloutLog:
 
     Args:
         folder: Holds the files; made with the first batch.
+        clock: Seconds.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._clock = clock
         self._part: list[pa.Table] = []
+        self._part_bytes = 0
         self._part_path = folder
+        self._write_at = -math.inf
+        self._unwritten = False
 
     def write(self, nodes: Iterable[NodeFigures], *, epoch: int, prompts_before: int) -> None:
-        """Add the trees of a rollout batch of training; they are on disk when this returns.
+        """Add the trees of a rollout batch of training.
 
         Args:
             nodes: The trees' nodes, each tree in pre-order; none writes nothing.
@@ -51,9 +62,20 @@ class RolloutLog:
         if not self._part:
             self._part_path = part_path(self._folder, TRAIN, prompts_before)
         self._part.append(table)
-        _write(self._part_path, pa.concat_tables(self._part))
-        if len(self._part) >= PART_BATCHES or sum(t.nbytes for t in self._part) >= PART_BYTES:
-            self._part = []
+        self._part_bytes += table.nbytes
+        self._unwritten = True
+        full = len(self._part) >= PART_BATCHES or self._part_bytes >= PART_BYTES
+        if full or self._clock() >= self._write_at:
+            self.flush()
+        if full:
+            self._part, self._part_bytes = [], 0
+
+    def flush(self) -> None:
+        """Have all that was added on disk when this returns."""
+        if self._unwritten:
+            _write(self._part_path, pa.concat_tables(self._part).combine_chunks())
+            self._unwritten = False
+            self._write_at = self._clock() + WRITE_EVERY
 
     def write_evaluation(
         self, nodes: Iterable[NodeFigures], *, epoch: int, prompts_before: int
@@ -70,7 +92,7 @@ class RolloutLog:
             prompts: Prompts trained at the checkpoint; rollout batches that began later, and
                 evaluations that were made later, are dropped.
         """
-        self._part = []
+        self._part, self._part_bytes, self._unwritten = [], 0, False
         for path in part_paths(self._folder, EVAL):
             if part_start(path) > prompts:
                 path.unlink()

@@ -375,6 +375,7 @@ def test_every_so_many_th_tree_is_kept(folder: RunFolder) -> None:
     for batch in range(3):
         record.rolled_out(1, [make_node([float(batch), 0.0]), make_node([float(batch), 1.0])])
         record.batch_done(SECONDS)
+    record.finish(RunState.FINISHED)
     # Six prompts in batches of two; kept are number 0 and number 3.
     kept = run_folders.rollouts(folder.path)
     assert [[j["reward"] for j in node["joint_actions"]] for node in kept] == [

@@ -102,6 +102,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path)
     log.write(_figures(root), epoch=1, prompts_before=0)
     log.write(_figures(make_node([5.0, 6.0])), epoch=2, prompts_before=1)
+    log.flush()
     first, second = read_trees(tmp_path)
     assert [node.path for node in first] == [(), (1,)]
     assert first[0].prompts == ([{"role": "user", "content": "say [1]"}], "prompt 1")
@@ -126,9 +127,29 @@ def test_batches_share_parts_and_a_full_part_is_left_alone(
     log = RolloutLog(tmp_path)
     for prompts in range(3):
         log.write(_figures(make_node([0.0, 1.0])), epoch=1, prompts_before=prompts)
+    log.flush()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["train_00000000.parquet", "train_00000002.parquet"]
     assert pq.read_table(tmp_path).column("prompts_before").to_pylist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_fast_batches_are_written_together_and_a_flush_writes_them_all(tmp_path: Path) -> None:
+    now = 100.0
+    log = RolloutLog(tmp_path, clock=lambda: now)
+
+    def written() -> int:
+        return sum(1 for _ in read_trees(tmp_path))
+
+    for prompts in range(3):
+        log.write(_figures(make_node([0.0, 1.0])), epoch=1, prompts_before=prompts)
+    assert written() == 1
+    now += rollout_log.WRITE_EVERY
+    log.write(_figures(make_node([0.0, 1.0])), epoch=1, prompts_before=3)
+    assert written() == 4
+    log.write(_figures(make_node([0.0, 1.0])), epoch=1, prompts_before=4)
+    assert written() == 4
+    log.flush()
+    assert written() == 5
 
 
 KILLED = """
@@ -153,6 +174,7 @@ original, pq.write_table = pq.write_table, write
 for prompts in range(5):
     nodes = tree_figures(make_node([0.0, float(prompts)]), MAGRPOConfig(num_turns=1))
     log.write(nodes, epoch=1, prompts_before=prompts)
+    log.flush()
 """
 
 
@@ -171,6 +193,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(
     log = RolloutLog(tmp_path)
     for prompts in range(5):
         log.write(_figures(make_node([0.0, 1.0])), epoch=1, prompts_before=prompts)
+    log.flush()
     for prompts in (2, 4):
         log.write_evaluation(_figures(make_node([3.0, 3.0])), epoch=1, prompts_before=prompts)
     resumed = RolloutLog(tmp_path)
@@ -179,6 +202,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(
     assert [tree[0].prompts_before for tree in read_trees(tmp_path, phase="eval")] == [2]
     for prompts in (2, 3):
         resumed.write(_figures(make_node([0.0, 9.0])), epoch=1, prompts_before=prompts)
+    resumed.flush()
     assert [tree[0].mean_reward for tree in read_trees(tmp_path)] == [0.5, 0.5, 4.5, 4.5]
 
 
