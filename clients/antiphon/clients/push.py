@@ -13,7 +13,6 @@ from antiphon.clients.retry import Attempts
 from antiphon.clients.types import (
     FieldError,
     PushHeader,
-    PushKind,
     PushResult,
     PushState,
     PushStatus,
@@ -83,24 +82,24 @@ async def push_messages(
 
     Args:
         header: What is pushed.
-        read_tensor: Gives a tensor's bytes; called in a thread.
+        read_tensor: Gives a tensor's bytes, of a DELTA its encoded change; called in a thread.
         received: Bytes that have arrived of each tensor from its start; empty for none.
         chunk_bytes: Most bytes in one chunk.
 
     Raises:
-        FieldError: A tensor of a FULL push does not have the bytes that the header says.
+        FieldError: A tensor does not have the bytes that the header says.
     """
     yield push_request_to_proto(header)
-    for index, spec in enumerate(header.tensors):
+    for index, (spec, size) in enumerate(zip(header.tensors, header.sizes, strict=True)):
         start = received[index] if index < len(received) else 0
-        if start >= spec.nbytes:
+        if start >= size:
             continue
         data = (await asyncio.to_thread(read_tensor, index)).cast("B")
-        if header.kind is PushKind.FULL and data.nbytes != spec.nbytes:
+        if data.nbytes != size:
             raise FieldError(
                 f"read_tensor({index})",
                 f"{data.nbytes} bytes",
-                f"{spec.nbytes} for {spec.name} of shape {spec.shape} in {spec.dtype}",
+                f"{size} for {spec.name} of shape {spec.shape} in {spec.dtype}",
             )
         for offset in range(start, data.nbytes, chunk_bytes):
             part = bytes(data[offset : offset + chunk_bytes])
@@ -114,7 +113,7 @@ def _damaged(error: CallError) -> bool:
 
 def _arrived(status: PushStatus, header: PushHeader, address: str) -> Sequence[int]:
     """Bytes of each tensor that need not be sent again."""
-    sizes = [spec.nbytes for spec in header.tensors]
+    sizes = header.sizes
     if status.state in (PushState.APPLYING, PushState.APPLIED):
         return sizes
     if status.state is PushState.UNKNOWN:
@@ -127,6 +126,6 @@ def _arrived(status: PushStatus, header: PushHeader, address: str) -> Sequence[i
             address,
             "GetPushStatus",
             f"received_bytes {list(received)[:10]} do not fit {len(sizes)} tensors of "
-            f"{sizes[:10]} bytes",
+            f"{list(sizes[:10])} bytes",
         )
     return received

@@ -252,7 +252,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """Opens a push. `tensors` are sorted by name; `digest` is `weights_digest(tensors)`."""
+    """Opens a push. `tensors` are sorted by name; `digest` is `weights_digest(tensors)`.
+
+    `delta_sizes` are for DELTA the bytes of each tensor's encoded change, else empty.
+    """
 
     run_id: str
     incarnation: int
@@ -263,6 +266,14 @@ class PushHeader:
     tensors: tuple[TensorSpec, ...]
     base_version: int = 0
     base_digest: bytes = b""
+    delta_sizes: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many bytes the chunks bring of each tensor."""
+        if self.kind is PushKind.DELTA:
+            return self.delta_sizes
+        return tuple(spec.nbytes for spec in self.tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[TensorDtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., checksum: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("run_id", "incarnation", "agent", "base_version", "base_digest", "version", "digest", "kind", "tensors")
+    __slots__ = ("run_id", "incarnation", "agent", "base_version", "base_digest", "version", "digest", "kind", "tensors", "delta_sizes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class PushHeader(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    DELTA_SIZES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     agent: int
@@ -164,7 +165,8 @@ class PushHeader(_message.Message):
     digest: bytes
     kind: PushKind
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., agent: _Optional[int] = ..., base_version: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ..., kind: _Optional[_Union[PushKind, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+    delta_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., agent: _Optional[int] = ..., base_version: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ..., kind: _Optional[_Union[PushKind, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., delta_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WeightsChunk(_message.Message):
     __slots__ = ("tensor_index", "offset", "data", "checksum")
@@ -201,16 +203,18 @@ class PushWeightsResponse(_message.Message):
     def __init__(self, weights_version: _Optional[int] = ..., digest: _Optional[bytes] = ..., instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
 
 class GetPushStatusRequest(_message.Message):
-    __slots__ = ("run_id", "incarnation", "version", "digest")
+    __slots__ = ("run_id", "incarnation", "version", "digest", "kind")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     version: int
     digest: bytes
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    kind: PushKind
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ..., kind: _Optional[_Union[PushKind, str]] = ...) -> None: ...
 
 class GetPushStatusResponse(_message.Message):
     __slots__ = ("state", "received_bytes", "loaded")

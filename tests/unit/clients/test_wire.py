@@ -368,6 +368,8 @@ def test_a_completion_whose_lists_do_not_fit_is_refused_by_path(
         (lambda m: setattr(m.tensors[1], "name", ""), "header.tensors[1].name"),
         (lambda m: setattr(m.tensors[1], "dtype", 0), "header.tensors[1].dtype"),
         (lambda m: setattr(m.tensors[1], "checksum", b"c"), "header.tensors[1].checksum"),
+        (lambda m: setattr(m, "kind", 2), "header.delta_sizes"),
+        (lambda m: m.delta_sizes.append(1), "header.delta_sizes"),
     ],
 )
 def test_a_push_header_that_breaks_the_contract_is_refused_by_path(
@@ -386,7 +388,7 @@ def test_an_empty_part_of_a_push_is_refused() -> None:
 
 def test_a_push_query_names_the_push_of_its_header() -> None:
     query = wire.push_status_request_from_proto(wire.push_status_request_to_proto(HEADER))
-    assert query == wire.PushQuery("r", 1, 7, b"d" * 32)
+    assert query == wire.PushQuery("r", 1, 7, b"d" * 32, PushKind.FULL)
     empty = generation_pb2.GetPushStatusRequest(run_id="r", version=1)
     _refuses(wire.push_status_request_from_proto, empty, "incarnation")
 

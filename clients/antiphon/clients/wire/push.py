@@ -108,6 +108,7 @@ def push_header_to_proto(header: PushHeader) -> pb.PushHeader:
         digest=header.digest,
         kind=PUSH_KIND_NUMBERS[header.kind],
         tensors=[tensor_spec_to_proto(spec) for spec in header.tensors],
+        delta_sizes=header.delta_sizes,
     )
 
 
@@ -139,6 +140,13 @@ def push_header_from_proto(message: pb.PushHeader, field: str = "header") -> Pus
             f"{second.name!r} after {first.name!r}",
             "distinct names in sorted order",
         )
+    sizes = len(tensors) if kind is PushKind.DELTA else 0
+    require(
+        len(message.delta_sizes) == sizes,
+        at(field, "delta_sizes"),
+        f"{len(message.delta_sizes)} sizes",
+        f"{sizes} for kind {kind.name} with {len(tensors)} tensors",
+    )
     return PushHeader(
         run_id=message.run_id,
         incarnation=message.incarnation,
@@ -149,6 +157,7 @@ def push_header_from_proto(message: pb.PushHeader, field: str = "header") -> Pus
         tensors=tensors,
         base_version=message.base_version,
         base_digest=message.base_digest,
+        delta_sizes=tuple(message.delta_sizes),
     )
 
 
@@ -226,6 +235,7 @@ class PushQuery:
     incarnation: int
     version: int
     digest: bytes
+    kind: PushKind
 
 
 def push_status_request_to_proto(header: PushHeader) -> pb.GetPushStatusRequest:
@@ -235,15 +245,22 @@ def push_status_request_to_proto(header: PushHeader) -> pb.GetPushStatusRequest:
         incarnation=header.incarnation,
         version=header.version,
         digest=header.digest,
+        kind=PUSH_KIND_NUMBERS[header.kind],
     )
 
 
 def push_status_request_from_proto(message: pb.GetPushStatusRequest) -> PushQuery:
-    """A question about a push; FieldError where it names no run, incarnation or version."""
+    """A question about a push; FieldError where it names no run, incarnation, version or kind."""
     require_text(message.run_id, "run_id")
     require_at_least(message.incarnation, 1, "incarnation")
     require_at_least(message.version, 1, "version")
-    return PushQuery(message.run_id, message.incarnation, message.version, message.digest)
+    return PushQuery(
+        run_id=message.run_id,
+        incarnation=message.incarnation,
+        version=message.version,
+        digest=message.digest,
+        kind=enum_from_proto(message.kind, PUSH_KINDS, "kind"),
+    )
 
 
 def push_status_to_proto(status: PushStatus) -> pb.GetPushStatusResponse:

@@ -198,7 +198,8 @@ class Binding:
                 metadata,
             )
         base = (header.base_version, header.base_digest)
-        if header.kind is PushKind.DELTA and base != (loaded.version, loaded.digest):
+        fits = loaded.digest and base == (loaded.version, loaded.digest)
+        if header.kind is PushKind.DELTA and not fits:
             raise _refusal(
                 "PUSH_BASE_MISMATCH",
                 f"header.base_version: got {header.base_version} with digest "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from antiphon.clients.types import (
     Completion,
@@ -61,6 +63,19 @@ class PushedTensor:
 
     spec: TensorSpec
     data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """What a delta changes in a tensor that is loaded: its elements at `positions` become `values`.
+
+    Positions are indices into the flattened tensor (int64, [changed]), values the new elements in
+    the wire's number format. The result is as `spec` says, verified.
+    """
+
+    spec: TensorSpec
+    positions: Tensor
+    values: Tensor
 
 
 class Engine(Protocol):
@@ -129,4 +144,28 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Drops all work and ends the engine's thread."""
+        ...
+
+
+@runtime_checkable
+class ChangeableEngine(Engine, Protocol):
+    """An engine that takes deltas: it says what it has loaded, and changes single elements."""
+
+    def read(self, spec: TensorSpec) -> memoryview:
+        """The bytes on the wire of one of the model's own tensors as it is loaded.
+
+        To be called while no swap is under way; from any thread.
+        """
+        ...
+
+    async def change(
+        self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> float:
+        """Swaps in the changes, as `Engine.apply` does whole tensors.
+
+        Args:
+            changes: Of the model's own tensors; those that are not named stay.
+            specs: All of the model's own tensors as they are then.
+            loaded: What is loaded then.
+        """
         ...

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from antiphon.clients.types import Completion, LoadedWeights
-from antiphon.services.generation.engine import EngineRequest, PushedTensor
+from antiphon.clients.types import Completion
+from antiphon.services.generation.engine import EngineRequest
 
 
 class Generation:
@@ -51,20 +51,11 @@ class Swap:
     """New weights on their way into the model; made on the event loop.
 
     Args:
-        tensors: All of them.
-        loaded: What is loaded once they are applied.
         work: Applies them in the engine's thread.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[PushedTensor],
-        loaded: LoadedWeights,
-        work: Callable[[Swap], None],
-    ) -> None:
-        self.tensors = tensors
-        self.loaded = loaded
-        self._work = work
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[float] = self._loop.create_future()
         """Resolves to the pause in seconds."""
@@ -72,7 +63,7 @@ class Swap:
     def run(self) -> None:
         """Swaps, with no batch under way."""
         began = time.perf_counter()
-        self._work(self)
+        self.work()
         self.succeed(time.perf_counter() - began)
 
     def succeed(self, pause_seconds: float) -> None:

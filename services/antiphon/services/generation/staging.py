@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 from antiphon.clients.digest import chunk_checksum
-from antiphon.clients.types import FieldError, PushHeader, TensorSpec, WeightsChunk
+from antiphon.clients.types import FieldError, PushHeader, PushKind, TensorSpec, WeightsChunk
 from antiphon.services.common.errors import ServiceError
 from antiphon.services.generation.engine import PushedTensor
 
@@ -36,25 +36,33 @@ def new_bytes(nbytes: int, received: int, chunk: WeightsChunk) -> int:
 
 
 class TensorBuffer:
-    """One tensor as it arrives. Memory is taken when its first bytes come."""
+    """One tensor as it arrives, or its encoded change. Memory is taken when its first bytes come.
 
-    def __init__(self, spec: TensorSpec) -> None:
+    Args:
+        spec: The tensor.
+        size: Bytes of its encoded change; None for the tensor itself, which is then held against
+            its checksum.
+    """
+
+    def __init__(self, spec: TensorSpec, size: int | None = None) -> None:
         self.spec = spec
+        self.size = spec.nbytes if size is None else size
         self.received = 0
+        self._whole = size is None
         self._hash = xxhash.xxh3_128()
         self._data: memoryview | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is here and matches its checksum."""
-        return self.received == self.spec.nbytes
+        """Whether all of it is here, and matches its checksum where it is the tensor itself."""
+        return self.received == self.size
 
     @property
     def data(self) -> memoryview:
-        """Its bytes, row-major."""
+        """Its bytes."""
         if self._data is None:
             # Not zeroed, so a tensor of gigabytes costs no time before its bytes come.
-            room = torch.empty(self.spec.nbytes, dtype=torch.uint8)
+            room = torch.empty(self.size, dtype=torch.uint8)
             self._data = memoryview(room.numpy())  # type: ignore[arg-type]
         return self._data
 
@@ -66,30 +74,33 @@ class TensorBuffer:
             ServiceError: DATA_LOSS with PUSH_CHECKSUM_MISMATCH: the chunk, or the tensor that it
                 completes, does not match its checksum. Of the tensor nothing is kept then.
         """
-        start = new_bytes(self.spec.nbytes, self.received, chunk)
+        start = new_bytes(self.size, self.received, chunk)
         if chunk_checksum(chunk.data) != chunk.checksum:
-            raise self._mismatch(f"the chunk at byte {chunk.offset}")
+            raise mismatch(f"the chunk at byte {chunk.offset}", self.spec)
         fresh = memoryview(chunk.data)[start:]
         self.data[self.received : self.received + len(fresh)] = fresh
-        self._hash.update(fresh)
         self.received += len(fresh)
-        if self.complete and self._hash.digest() != self.spec.checksum:
-            self.received, self._hash = 0, xxhash.xxh3_128()
-            raise self._mismatch("the whole tensor")
+        if self._whole:
+            self._hash.update(fresh)
+            if self.complete and self._hash.digest() != self.spec.checksum:
+                self.received, self._hash = 0, xxhash.xxh3_128()
+                raise mismatch("the whole tensor", self.spec)
         return len(fresh)
 
-    def _mismatch(self, what: str) -> ServiceError:
-        return ServiceError(
-            grpc.StatusCode.DATA_LOSS,
-            f"{what} of {self.spec.name!r} does not match its checksum; nothing was applied, ask "
-            "GetPushStatus and send again from where it says",
-            reason="PUSH_CHECKSUM_MISMATCH",
-            metadata={"tensor": self.spec.name},
-        )
+
+def mismatch(what: str, spec: TensorSpec) -> ServiceError:
+    """What to answer where bytes of a push do not match a checksum."""
+    return ServiceError(
+        grpc.StatusCode.DATA_LOSS,
+        f"{what} of {spec.name!r} does not match its checksum; nothing was applied, ask "
+        "GetPushStatus and send again from where it says",
+        reason="PUSH_CHECKSUM_MISMATCH",
+        metadata={"tensor": spec.name},
+    )
 
 
 class Staging:
-    """What has arrived of one push. Holds at most as many bytes as the model has.
+    """What has arrived of one push. Holds at most as many bytes as the header announces.
 
     Args:
         header: Checked against the model.
@@ -97,6 +108,10 @@ class Staging:
 
     def __init__(self, header: PushHeader) -> None:
         self.header = header
+        if header.kind is PushKind.DELTA:
+            sized = zip(header.tensors, header.delta_sizes, strict=True)
+            self._buffers = [TensorBuffer(spec, size) for spec, size in sized]
+            return
         self._buffers = [TensorBuffer(spec) for spec in header.tensors]
         for index, buffer in enumerate(self._buffers):
             if buffer.complete and buffer.spec.checksum != xxhash.xxh3_128_digest(b""):
@@ -113,7 +128,7 @@ class Staging:
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor is here and matches its checksum."""
+        """Whether all that the push brings is here."""
         return all(buffer.complete for buffer in self._buffers)
 
     def add(self, chunk: WeightsChunk) -> int:
@@ -125,5 +140,5 @@ class Staging:
         return self._buffers[chunk.tensor_index].add(chunk)
 
     def tensors(self) -> list[PushedTensor]:
-        """The tensors of a complete push."""
+        """The tensors of a complete push, of a DELTA their encoded changes."""
         return [PushedTensor(buffer.spec, buffer.data) for buffer in self._buffers]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -37,7 +39,12 @@ from antiphon.services.common.tensors import (
 )
 from antiphon.services.generation.batch import Batch, Row
 from antiphon.services.generation.codec import Codec
-from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
+from antiphon.services.generation.engine import (
+    ChangedTensor,
+    EngineInfo,
+    EngineRequest,
+    PushedTensor,
+)
 from antiphon.services.generation.engine_thread import EngineThread
 from antiphon.services.generation.jobs import Generation, Swap
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
@@ -96,7 +103,7 @@ class TransformersEngine:
             context_length=context_length(model.config),
             end_token_ids=tuple(sorted(self._end_ids)),
             capabilities=EngineCapabilities(
-                push_kinds=frozenset({PushKind.FULL, PushKind.ADAPTER}),
+                push_kinds=frozenset({PushKind.FULL, PushKind.DELTA, PushKind.ADAPTER}),
                 token_ids=True,
                 logprobs=True,
                 full_logprobs=True,
@@ -158,7 +165,20 @@ class TransformersEngine:
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Queues a swap and returns the pause in seconds once it is done."""
-        job = Swap(tensors, loaded, self._swap)
+        return await self._swapped(partial(self._replace, tensors, loaded))
+
+    def read(self, spec: TensorSpec) -> memoryview:
+        """The bytes on the wire of one of the model's own tensors as it is loaded."""
+        return to_bytes(wire_tensors(self.model)[spec.name], spec.dtype)
+
+    async def change(
+        self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> float:
+        """Queues a change of single elements and returns the pause once it is done."""
+        return await self._swapped(partial(self._change, changes, specs, loaded))
+
+    async def _swapped(self, work: Callable[[], None]) -> float:
+        job = Swap(work)
         self._thread.put(job)
         return await asyncio.shield(job.done)
 
@@ -166,31 +186,47 @@ class TransformersEngine:
         """Checks that an adapter fits the model; see `lora.check_adapter`."""
         check_adapter(self.model, ((spec.name, spec.shape) for spec in specs), field)
 
-    def _swap(self, job: Swap) -> None:
-        """Overwrites weights; runs in the engine's thread between steps.
-
-        A failure in its middle leaves weights that must not sample: the engine then has none.
-        """
+    def _replace(self, pushed_tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> None:
+        """Overwrites weights; runs in the engine's thread between steps."""
         own: dict[str, Tensor] = {}
         adapter: dict[str, Tensor] = {}
-        for pushed in job.tensors:
+        for pushed in pushed_tensors:
             tensors = adapter if is_adapter_tensor(pushed.spec.name) else own
             tensors[pushed.spec.name] = from_bytes(
                 pushed.data, pushed.spec.dtype, pushed.spec.shape
             )
-        try:
+        base = tuple(p.spec for p in pushed_tensors if p.spec.name in own) if own else self.base
+        with self._becoming(base, loaded):
             if own:
                 copy_into(self.model, own)
             self._adapter.replace(adapter)
+
+    def _change(
+        self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> None:
+        """Overwrites single elements; runs in the engine's thread between steps."""
+        targets = wire_tensors(self.model)
+        with self._becoming(tuple(specs), loaded), torch.no_grad():
+            for change in changes:
+                target = targets[change.spec.name]
+                positions = change.positions.to(target.device)
+                target.put_(positions, change.values.to(target.device, target.dtype))
+
+    @contextmanager
+    def _becoming(self, base: tuple[TensorSpec, ...], loaded: LoadedWeights) -> Iterator[None]:
+        """Says what is loaded once weights are written.
+
+        A failure in its middle leaves weights that must not sample: the engine then has none.
+        """
+        try:
+            yield
         except FieldError:
             raise  # Refused before the first byte was written: the old weights are whole.
         except BaseException:
             self.loaded, self.base = LoadedWeights(), ()
             raise
-        if own:
-            self.base = tuple(p.spec for p in job.tensors if p.spec.name in own)
-        self.loaded = job.loaded
-        self._metrics.weights_version.set(job.loaded.version)
+        self.base, self.loaded = base, loaded
+        self._metrics.weights_version.set(loaded.version)
 
     def _run_generation(self, job: Generation) -> None:
         """Decodes a request's batches in order; runs in the engine's thread."""
@@ -258,7 +294,7 @@ class TransformersEngine:
         """Swaps between two steps and computes the batch's cache anew under the new weights."""
         began = time.perf_counter()
         try:
-            self._swap(swap)
+            swap.work()
         except BaseException as error:
             swap.fail(error)
             raise

@@ -28,7 +28,8 @@ from antiphon.services.common.errors import ServiceError
 from antiphon.services.common.lora import is_adapter_tensor
 from antiphon.services.common.tensors import check_names_and_shapes
 from antiphon.services.generation.binding import Binding, PushDecision
-from antiphon.services.generation.engine import Engine
+from antiphon.services.generation.delta import check_delta, decode_delta
+from antiphon.services.generation.engine import ChangeableEngine, Engine
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.staging import Staging
 
@@ -130,24 +131,28 @@ class WeightsReceiver:
             return PushStatus(PushState.APPLIED, (), loaded)
         if self._applying is not None and self._applying[0] == wanted:
             return PushStatus(PushState.APPLYING, (), loaded)
-        if self._staging is not None and _identity(self._staging.header) == wanted:
-            return PushStatus(PushState.STAGED, self._staging.received_bytes, loaded)
+        staging = self._staging
+        if staging and (_identity(staging.header), staging.header.kind) == (wanted, query.kind):
+            return PushStatus(PushState.STAGED, staging.received_bytes, loaded)
         return PushStatus(PushState.UNKNOWN, (), loaded)
 
     def _check_header(self, header: PushHeader) -> None:
         kinds = self._engine.info.capabilities.push_kinds
         if header.kind not in kinds:
             feature = f"{header.kind.name} push"
-            offered = ", ".join(sorted(kind.name for kind in kinds)) or "none"
+            offered = ", ".join(sorted(kind.name for kind in kinds))
+            wanted = (
+                f"wanted one of: {offered}" if kinds else "wanted no push: the weights are fixed"
+            )
             raise ServiceError(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"header.kind: got {header.kind.name}, wanted one of: {offered}; this engine "
-                f"does not offer the feature '{feature}'",
+                f"header.kind: got {header.kind.name}, {wanted}; this engine does not offer the "
+                f"feature '{feature}'",
                 reason="FEATURE_UNAVAILABLE",
                 metadata={"feature": feature},
             )
         adapter = header.tensors
-        if header.kind is PushKind.FULL:
+        if header.kind in (PushKind.FULL, PushKind.DELTA):
             adapter = tuple(spec for spec in header.tensors if is_adapter_tensor(spec.name))
             own = [spec for spec in header.tensors if not is_adapter_tensor(spec.name)]
             check_names_and_shapes(
@@ -167,13 +172,15 @@ class WeightsReceiver:
             _check_digest(
                 header, (*base, *header.tensors), "that of the loaded base and header.tensors"
             )
+        if header.kind is PushKind.DELTA and decision is PushDecision.TAKE:
+            check_delta(header, base)
         return decision
 
     def _stage(self, header: PushHeader) -> Staging:
         """The staging of this push, with what earlier streams of it brought."""
         if self._stream is not None:
             self._stream.replaced.set()
-        if self._staging is None or _identity(self._staging.header) != _identity(header):
+        if self._staging is None or self._staging.header != header:
             self._staging = None
             self._staging = Staging(header)
         return self._staging
@@ -208,7 +215,7 @@ class WeightsReceiver:
             return
         if isinstance(part, PushHeader):
             raise FieldError("part", "a second header", "chunks after the header")
-        total = sum(spec.nbytes for spec in staging.header.tensors)
+        total = sum(staging.header.sizes)
         raise FieldError(
             "part",
             f"the end after {sum(staging.received_bytes)} of {total} bytes",
@@ -227,7 +234,7 @@ class WeightsReceiver:
     async def _apply(self, staging: Staging) -> float:
         loaded = _identity(staging.header)
         try:
-            pause = await self._engine.apply(staging.tensors(), loaded)
+            pause = await self._swap(staging, loaded)
         finally:
             self._applying = None
         self._metrics.push_pause.observe(pause)
@@ -238,6 +245,14 @@ class WeightsReceiver:
             pause,
         )
         return pause
+
+    async def _swap(self, staging: Staging, loaded: LoadedWeights) -> float:
+        engine, header = self._engine, staging.header
+        if header.kind is not PushKind.DELTA:
+            return await engine.apply(staging.tensors(), loaded)
+        assert isinstance(engine, ChangeableEngine)  # It offers the kind.
+        changes = await asyncio.to_thread(decode_delta, engine, staging.tensors())
+        return await engine.change(changes, header.tensors, loaded)
 
     def _result(self, header: PushHeader, pause_seconds: float) -> PushResult:
         return PushResult(

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy
-from antiphon.clients.types import LoadedWeights, PushKind, PushState, TensorDtype, WeightsSpan
+from antiphon.clients.types import LoadedWeights, PushState, TensorDtype, WeightsSpan
 from antiphon.clients.wire import push_request_to_proto
 from antiphon.services.common.models import load_model
 from antiphon.services.common.tensors import wire_tensors
@@ -189,20 +189,6 @@ async def test_a_tensor_that_does_not_match_its_checksum_is_refused(tiny_folders
         assert (r.version, await sampled(r)) == (0, before)
         await r.push(push)
         assert r.version == 1
-
-
-async def test_deltas_are_named_as_a_feature_that_this_server_lacks(tiny_folders: Folders) -> None:
-    """S2, wrong base included: the version stays, old weights keep serving."""
-    async with replica(tiny_folders(seed=0)) as r:
-        before = await sampled(r)
-        push = push_of(
-            tiny_folders(seed=5), 1, kind=PushKind.DELTA, base_version=7, base_digest=bytes(32)
-        )
-        with pytest.raises(CallError) as caught:
-            await r.push(push)
-        assert refusal(caught) == (Code.UNIMPLEMENTED, "FEATURE_UNAVAILABLE")
-        assert caught.value.metadata == {"feature": "DELTA push"}
-        assert (r.version, await sampled(r)) == (0, before)
 
 
 async def test_headers_that_do_not_fit_the_model_are_refused_before_any_chunk(

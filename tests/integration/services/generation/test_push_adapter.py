@@ -25,6 +25,7 @@ from tests.support.lora import adapter_tensors, peft_model
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.errors import CallError
 from antiphon.clients.types import PushHeader, PushKind, TensorDtype, WeightsSpan
+from antiphon.clients.wire import push_request_to_proto
 from antiphon.services.common.lora import adapter_dtype
 from antiphon.services.common.models import load_model
 from antiphon.services.common.tensors import from_bytes, tensor_specs, to_bytes, wire_tensors
@@ -181,7 +182,7 @@ async def test_an_adapter_that_does_not_fit_the_model_is_refused_by_name(
         ):
             ordered = tuple(sorted(tensors, key=lambda spec: spec.name))
             with pytest.raises(CallError, match=text) as caught:
-                await r.push(Push(replace(push.header, tensors=ordered), push.tensors))
+                await r.send([push_request_to_proto(replace(push.header, tensors=ordered))])
             assert [v.field for v in caught.value.violations] == ["header.tensors"]
         assert r.version == 0
 

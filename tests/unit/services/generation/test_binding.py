@@ -114,6 +114,7 @@ def test_what_a_generate_may_sample(
         (START, 1, {"kind": PushKind.ADAPTER, "base": (0, b"model")}, TAKE),
         (NOTHING, 1, {"kind": PushKind.ADAPTER, "base": (0, b"")}, BASE),
         (START, 1, {"kind": PushKind.DELTA, "base": (0, b"start")}, TAKE),
+        (NOTHING, 1, {"kind": PushKind.DELTA, "base": (0, b"")}, BASE),
         (loaded(4), 5, {"kind": PushKind.FULL, "base": (3, b"wrong")}, TAKE),
     ],
 )
