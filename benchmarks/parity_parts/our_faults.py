@@ -32,8 +32,9 @@ from antiphon.learner.arithmetic.loss import LossTokens, policy_loss, token_weig
 from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
 from antiphon.learner.config.magrpo import MAGRPOConfig, resolve_num_agents
 from antiphon.learner.data.tasks import Row, Tasks
-from antiphon.learner.policy.logprobs import Row as TokenRow
-from antiphon.learner.policy.logprobs import batch_logprobs, collate
+from antiphon.learner.policy.logprobs import batch_logprobs
+from antiphon.learner.policy.micro_batches import Row as TokenRow
+from antiphon.learner.policy.micro_batches import collate
 from antiphon.learner.policy.policy import Policy
 from antiphon.services.common.errors import UserFunctionError
 from antiphon.services.common.models import encode_prompt
@@ -67,9 +68,10 @@ def _weights(node: TrainingSample) -> list[list[float]]:
         TokenRow(node.prompt_token_ids, one, weight)
         for one, weight in zip(node.completions, weights, strict=True)
     ]
-    batch = collate(rows, "sampled", torch.device("cpu"))
-    now = batch.engine_logprobs.clone().requires_grad_()
-    tokens = LossTokens(now, batch.engine_logprobs, batch.advantages, batch.weights)
+    batch = collate([[row] for row in rows], "sampled", torch.device("cpu"))
+    given = batch.tokens
+    now = given.engine_logprobs.clone().requires_grad_()
+    tokens = LossTokens(now, given.engine_logprobs, given.advantages, given.weights)
     loss, _ = policy_loss(
         tokens, importance_ratio=True, clip_low=0.2, clip_high=0.2, ratio_cap=None
     )
@@ -150,8 +152,8 @@ def _logprob(folder: Path, scenario: Scenario, model: Any, *, parameters: Any = 
     zeros = (0.0,) * len(ids)
     completion = TrainedCompletion(tuple(ids), zeros, tuple(kept), return_=1.0, advantage=1.0)
     policy = our_run.policy(0, model, small_case())
-    batch = collate([TokenRow(tuple(_prompt()), completion, 1.0)], "sampled", torch.device("cpu"))
-    found = batch_logprobs(policy.model, batch, temperature=temperature, support="sampled")
+    batch = collate([[TokenRow(tuple(_prompt()), completion, 1.0)]], "sampled", torch.device("cpu"))
+    found = batch_logprobs(policy.forward, batch, temperature=temperature, support="sampled")
     return found.logprobs.sum().item()
 
 

@@ -37,8 +37,10 @@ from antiphon.learner.arithmetic.samples import TrainingSample, training_samples
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.data.formatters import Prompts
 from antiphon.learner.data.tasks import Row
-from antiphon.learner.policy.logprobs import Row as TokenRow
-from antiphon.learner.policy.logprobs import batch_logprobs, collate
+from antiphon.learner.policy.forward import Forward
+from antiphon.learner.policy.logprobs import batch_logprobs
+from antiphon.learner.policy.micro_batches import Row as TokenRow
+from antiphon.learner.policy.micro_batches import collate
 from antiphon.learner.policy.policy import Policy, PolicySettings, StepStats
 from antiphon.learner.policy.reference import Reference, References
 from antiphon.learner.policy.updates import AgentUpdate, Updates
@@ -95,15 +97,16 @@ def gradient(
         for node, of_node in zip(nodes, weights, strict=True)
         for one, weight in zip(node.completions, of_node, strict=True)
     ]
-    batch = collate(rows, "sampled", torch.device("cpu"))
-    now = batch_logprobs(model, batch, temperature=1.0, support="sampled").logprobs
-    tokens = LossTokens(now, batch.engine_logprobs, batch.advantages, batch.weights)
+    batch = collate([[row] for row in rows], "sampled", torch.device("cpu"))
+    now = batch_logprobs(Forward(model), batch, temperature=1.0, support="sampled").logprobs
+    given = batch.tokens
+    tokens = LossTokens(now, given.engine_logprobs, given.advantages, given.weights)
     loss, _ = policy_loss(
         tokens, importance_ratio=ratio, clip_low=0.2, clip_high=0.2, ratio_cap=None
     )
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(loss, list(named.values()))
-    terms = batch.weights * batch.advantages * now.detach()
+    terms = given.weights * given.advantages * now.detach()
     return float(terms.abs().sum()), dict(zip(named, found, strict=True))
 
 

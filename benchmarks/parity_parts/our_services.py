@@ -23,8 +23,9 @@ from antiphon.clients.types import (
     WeightsSpan,
 )
 from antiphon.learner.arithmetic.samples import TrainedCompletion
-from antiphon.learner.policy.logprobs import Row as TokenRow
+from antiphon.learner.policy.forward import Forward
 from antiphon.learner.policy.logprobs import plain_logprobs
+from antiphon.learner.policy.micro_batches import Row as TokenRow
 from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
 
 Answers = Callable[[str, int], Sequence[str]]
@@ -78,7 +79,7 @@ class ScriptedEngine:
 
     def _measured(self, made: Completion) -> Completion:
         row = TokenRow(made.prompt_token_ids, _untrained(made), weight=0.0)
-        (logprobs,) = plain_logprobs(self.model, [row], torch.device("cpu"), tokens=TOKENS)
+        (logprobs,) = plain_logprobs(Forward(self.model), [row], torch.device("cpu"), tokens=TOKENS)
         return replace(made, logprobs=logprobs, full_logprobs_temperature_1=logprobs)
 
 

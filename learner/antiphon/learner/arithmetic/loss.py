@@ -56,8 +56,8 @@ class LossStats:
     """Sums and maxima over tokens, so that micro-batches add up with `+`.
 
     The gap is |log pi_now - log pi_engine|; `clipped` counts tokens whose gradient the clip took,
-    `truncated` those whose ratio was above the cap. `kl_loss` is the part of `loss` that a
-    reference KL adds.
+    `truncated` those whose ratio was above the cap, `forced` those that the learner's own kept set
+    had left out. `kl_loss` is the part of `loss` that a reference KL adds.
     """
 
     tokens: int = 0
@@ -70,6 +70,7 @@ class LossStats:
     gap_max: float = 0.0
     entropy_sum: float = 0.0
     kl_loss: float = 0.0
+    forced: int = 0
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats(
@@ -83,6 +84,7 @@ class LossStats:
             gap_max=max(self.gap_max, other.gap_max),
             entropy_sum=self.entropy_sum + other.entropy_sum,
             kl_loss=self.kl_loss + other.kl_loss,
+            forced=self.forced + other.forced,
         )
 
 

@@ -87,10 +87,9 @@ class MasterOptimizer:
             self.masters[name].grad = None
 
     def gradient_norm(self) -> float:
-        """Norm of the whole gradient, summed in float64."""
-        return math.sqrt(
-            sum(torch.linalg.vector_norm(g, dtype=torch.float64).item() ** 2 for g in self._grads())
-        )
+        """Norm of the whole gradient: over rows in its own format, then summed in float64."""
+        rows = (torch.linalg.vector_norm(g, dim=-1).double() for g in self._grads())
+        return math.sqrt(sum(norms.square().sum().item() for norms in rows))
 
     def step(self, gradient_norm: float) -> None:
         """Clip the gradient, whose norm is given, take one step, and round it into the model."""

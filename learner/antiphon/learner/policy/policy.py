@@ -31,13 +31,14 @@ from antiphon.learner.arithmetic.loss import (
 from antiphon.learner.arithmetic.samples import TrainingSample
 from antiphon.learner.config.optimizer import OptimizerSettings
 from antiphon.learner.policy.adapters import base_of, check_adapted, is_adapted, sent_tensors
+from antiphon.learner.policy.forward import Forward
+from antiphon.learner.policy.gradient import add_gradient
 from antiphon.learner.policy.logprobs import (
-    Row,
-    collate,
-    completion_logits,
-    split_rows,
+    logits_logprobs,
+    needs_whole_logits,
     support_logprobs,
 )
+from antiphon.learner.policy.micro_batches import Row, Tokens, collate, split_rows
 from antiphon.learner.policy.number_formats import ComputeDtype, floating, to_compute_dtype
 from antiphon.learner.policy.optimizer import MasterOptimizer
 from antiphon.learner.policy.recompute import layers_of, recomputed
@@ -113,6 +114,7 @@ class Policy:
     Attributes:
         agent: The agent, from 0.
         model: The module that was given, trained in place.
+        forward: What it computes of a micro-batch.
         wire_dtype: Number format of its weights on the wire.
     """
 
@@ -154,6 +156,7 @@ class Policy:
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
         recomputing = settings.activation_checkpointing and settings.trainable
         self._layers = layers_of(model) if recomputing else []
+        self.forward = Forward(model)
 
     @property
     def optimizer_steps(self) -> int:
@@ -179,7 +182,7 @@ class Policy:
             return StepStats(stepped=False, live_nodes=live_nodes, dead_nodes=nodes - live_nodes)
         optimizer = self._optimizer
         try:
-            stats, forced = self._backward(live)
+            stats = self._backward(live)
             grad_norm = optimizer.gradient_norm()
             if not math.isfinite(grad_norm):
                 raise FloatingPointError(
@@ -209,7 +212,7 @@ class Policy:
             logprob_gap_max=stats.gap_max,
             entropy=stats.entropy_sum / stats.tokens,
             reference_kl_loss=stats.kl_loss if self.settings.reference_kl_coef > 0 else None,
-            forced_tokens=forced,
+            forced_tokens=stats.forced,
         )
 
     def wire_tensors(self) -> dict[str, Tensor]:
@@ -250,45 +253,54 @@ class Policy:
         for module, training in self._training.items():
             module.training = training
 
-    def _backward(self, minibatches: Sequence[Sequence[TrainingSample]]) -> tuple[LossStats, int]:
-        """Leave the gradient of live minibatches in the masters; statistics and forced tokens."""
+    def _backward(self, minibatches: Sequence[Sequence[TrainingSample]]) -> LossStats:
+        """Leave the gradient of live minibatches in the masters."""
         settings = self.settings
         self._optimizer.drop_gradients()
         rows = [row for minibatch in minibatches for row in self._rows(minibatch, len(minibatches))]
         device = next(iter(self._parameters.values())).device
-        total, forced = LossStats(), 0
-        for part in split_rows(
-            rows, tokens=settings.micro_batch_tokens, size=settings.micro_batch_size
+        total = LossStats()
+        for packs in split_rows(
+            rows,
+            tokens=settings.micro_batch_tokens,
+            size=settings.micro_batch_size,
+            shared_up_to=self.forward.shared_up_to,
         ):
-            batch = collate(part, settings.logprob_support, device)
+            batch = collate(packs, settings.logprob_support, device)
+            whole_logits = settings.reference_kl_coef > 0 or needs_whole_logits(
+                self.forward, batch.tokens, settings.logprob_support
+            )
             with torch.enable_grad(), recomputed(self._layers):
-                logits = completion_logits(self.model, batch)
-                now = support_logprobs(
-                    logits,
-                    batch,
-                    temperature=settings.temperature,
-                    support=settings.logprob_support,
-                )
-                loss, stats = policy_loss(
-                    LossTokens(
-                        now.logprobs, batch.engine_logprobs, batch.advantages, batch.weights
-                    ),
-                    importance_ratio=settings.importance_ratio,
-                    clip_low=settings.clip_ratio_low,
-                    clip_high=settings.clip_ratio_high,
-                    ratio_cap=RATIO_CAP if settings.max_staleness > 0 else None,
-                )
-                if settings.reference_kl_coef > 0:
-                    kl = settings.reference_kl_coef * reference_kl_loss(logits, batch)
-                    loss = loss + kl
-                    stats = replace(stats, loss=loss.item(), kl_loss=kl.item())
-                loss.backward()  # type: ignore[no-untyped-call]
+                total += add_gradient(self.forward, batch, self._loss, whole_logits=whole_logits)
             if self._low_precision:
                 self._optimizer.gather()
-            stats = replace(stats, entropy_sum=now.entropy.sum().item())
-            total, forced = total + stats, forced + int(now.forced.sum().item())
         self._optimizer.gather()
-        return total, forced
+        return total
+
+    def _loss(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, LossStats]:
+        settings = self.settings
+        temperature, support = settings.temperature, settings.logprob_support
+        with_kl = settings.reference_kl_coef > 0
+        if with_kl:
+            logits = self.forward.logits(states)
+            now = logits_logprobs(logits, tokens, temperature=temperature, support=support)
+        else:
+            now = support_logprobs(
+                self.forward, states, tokens, temperature=temperature, support=support
+            )
+        loss, stats = policy_loss(
+            LossTokens(now.logprobs, tokens.engine_logprobs, tokens.advantages, tokens.weights),
+            importance_ratio=settings.importance_ratio,
+            clip_low=settings.clip_ratio_low,
+            clip_high=settings.clip_ratio_high,
+            ratio_cap=RATIO_CAP if settings.max_staleness > 0 else None,
+        )
+        if with_kl:
+            kl = settings.reference_kl_coef * reference_kl_loss(logits, tokens)
+            loss = loss + kl
+            stats = replace(stats, loss=loss.item(), kl_loss=kl.item())
+        entropy, forced = now.entropy.sum().item(), int(now.forced.sum().item())
+        return loss, replace(stats, entropy_sum=entropy, forced=forced)
 
     def _rows(self, nodes: Sequence[TrainingSample], minibatches: int) -> Iterator[Row]:
         """A minibatch's completions, weighed as one of so many minibatches."""

@@ -32,7 +32,9 @@ from antiphon.clients.types import Completion, FieldError, TensorDtype
 from antiphon.learner.arithmetic.samples import TrainedCompletion
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.policy.devices import OFFLOAD, usable_devices
-from antiphon.learner.policy.logprobs import MicroBatch, Row, plain_logprobs
+from antiphon.learner.policy.forward import Forward
+from antiphon.learner.policy.logprobs import plain_logprobs
+from antiphon.learner.policy.micro_batches import Row, Tokens
 from antiphon.learner.rollout.tree import Node, ReferenceTerm
 from antiphon.services.common.sampling import full_logprobs
 from antiphon.services.common.tensors import TORCH_DTYPES, tensor_specs, wire_tensors
@@ -44,20 +46,20 @@ def k3(policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     return torch.expm1(gap) - gap
 
 
-def reference_kl_loss(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """Weighted sum of k3 over a micro-batch's tokens, a scalar with gradient in `logits` [K, V].
+def reference_kl_loss(logits: Tensor, tokens: Tokens) -> Tensor:
+    """Weighted sum of k3 over tokens, a scalar with gradient in their `logits` [K, V].
 
     Raises:
         FieldError: The samples carry no log-probabilities of a reference.
     """
-    if batch.reference_logprobs.numel() != batch.token_ids.numel():
+    if tokens.reference_logprobs.numel() != len(tokens):
         raise FieldError(
             "completion.reference_logprobs",
             "none",
             "one per token, as the reference KL is a term of the loss",
         )
-    now = full_logprobs(logits, batch.token_ids, 1.0)
-    return (batch.weights * k3(now, batch.reference_logprobs)).sum()
+    now = full_logprobs(logits, tokens.token_ids, 1.0)
+    return (tokens.weights * k3(now, tokens.reference_logprobs)).sum()
 
 
 def reference_devices(config: MAGRPOConfig, num_agents: int) -> tuple[str | None, ...]:
@@ -91,6 +93,7 @@ class Reference:
         own = next(model.parameters()).device
         self.device = own if device in (None, OFFLOAD) else torch.device(device)
         self._model = copy.deepcopy(model).requires_grad_(False).eval().to(self.device)
+        self._forward = Forward(self._model)
         tensors = self._model.state_dict(keep_vars=True)
         self._tensors = {name: tensors[name] for name in wire_tensors(self._model)}
         self._compute = {name: tensor.dtype for name, tensor in self._tensors.items()}
@@ -133,17 +136,17 @@ class Reference:
         self, rows: Sequence[Row], *, tokens: int, size: int | None = None
     ) -> list[tuple[float, ...]]:
         """Log-probabilities of completions, full softmax at temperature 1 (`plain_logprobs`)."""
-        with self._computing() as model:
-            return plain_logprobs(model, rows, self.device, tokens=tokens, size=size)
+        with self._computing() as forward:
+            return plain_logprobs(forward, rows, self.device, tokens=tokens, size=size)
 
     @contextmanager
-    def _computing(self) -> Iterator[nn.Module]:
+    def _computing(self) -> Iterator[Forward]:
         if self._held is None:
-            yield self._model
+            yield self._forward
             return
         self._put({n: t.to(self.device, self._compute[n]) for n, t in self._held.items()})
         try:
-            yield self._model
+            yield self._forward
         finally:
             self._put(self._held)
 
@@ -155,7 +158,7 @@ class Reference:
 class ReferencedPolicy(Protocol):
     """What of a policy in training a reference KL looks at."""
 
-    model: nn.Module
+    forward: Forward
 
 
 T = TypeVar("T")
@@ -222,10 +225,10 @@ class References:
         rows = [_row(completion) for completion in completions]
         tokens, size = self._tokens, self._size
         reference = self.references[policy].logprobs(rows, tokens=tokens, size=size)
-        model = self._policies[policy].model
-        device = next(model.parameters()).device
+        forward = self._policies[policy].forward
+        device = next(forward.model.parameters()).device
         unknown = [r for r, c in zip(rows, completions, strict=True) if not _engines(c)]
-        own = iter(plain_logprobs(model, unknown, device, tokens=tokens, size=size))
+        own = iter(plain_logprobs(forward, unknown, device, tokens=tokens, size=size))
         terms = iter(
             [
                 _term(_engines(completion) or next(own), logprobs)

@@ -231,24 +231,62 @@ def _within_kept(
     logits: Tensor, ids: Tensor, kept: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`token_logprobs` for rows [M, V] that keep less than the vocabulary."""
-    with torch.no_grad():
-        largest, order = logits.topk(int(kept.max()), dim=-1)
-        outside = torch.arange(order.shape[-1], device=order.device) >= kept[:, None]
-        held = ((order == ids[:, None]) & ~outside).any(dim=-1)
-        last = kept[:, None] - 1
-        # Equal logits are interchangeable: the engine may have kept another one of them.
-        sampled = logits.gather(-1, ids[:, None])
-        forced = (sampled < largest.gather(-1, last)).squeeze(-1)
-        order = order.scatter(
-            -1, last, torch.where(held[:, None], order.gather(-1, last), ids[:, None])
-        )
-        peak = logits.amax(dim=-1, keepdim=True).float()
-    kept_values = (logits.gather(-1, order).float() - peak) / temperature
-    log_total = kept_values.masked_fill(outside, -torch.inf).logsumexp(dim=-1)
-    sampled_value = (logits.gather(-1, ids[:, None]).float() - peak).squeeze(-1) / temperature
-    with torch.no_grad():
-        spread = entropy(kept_values.detach().masked_fill(outside, -torch.inf), 1.0)
-    return sampled_value - log_total, forced, spread
+    sets = kept_sets(logits, ids, kept, int(kept.max()))
+    found = kept_logprobs(logits.gather(-1, sets.order), sets, temperature)
+    return found.logprobs, found.forced, found.entropy
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSets:
+    """The sampling sets of M tokens, rebuilt from the learner's own logits.
+
+    `order` int64 [M, k] are the ids of the k likeliest tokens, likeliest first, k at least the
+    size of the largest set; `outside` bool [M, k] says which are beyond a row's own size. The
+    sampled token is at `place` int64 [M], within the set; `forced` bool [M] says whether it had to
+    be put there, in place of the smallest.
+    """
+
+    order: Tensor
+    outside: Tensor
+    place: Tensor
+    forced: Tensor
+
+
+@torch.no_grad()
+def kept_sets(logits: Tensor, ids: Tensor, kept: Tensor, width: int) -> KeptSets:
+    """The sets that `token_logprobs` describes.
+
+    Args:
+        logits: [M, V].
+        ids: The sampled tokens, int64 [M].
+        kept: Sizes of their sets, int64 [M].
+        width: k of the result, at least the largest size.
+    """
+    largest, order = logits.topk(width, dim=-1)
+    outside = torch.arange(order.shape[-1], device=order.device) >= kept[:, None]
+    is_sampled = (order == ids[:, None]) & ~outside
+    last = kept[:, None] - 1
+    # Equal logits are interchangeable: the engine may have kept another one of them.
+    forced = (logits.gather(-1, ids[:, None]) < largest.gather(-1, last)).squeeze(-1)
+    held = is_sampled.any(dim=-1, keepdim=True)
+    order = order.scatter(-1, last, torch.where(held, order.gather(-1, last), ids[:, None]))
+    place = torch.where(held, is_sampled.int().argmax(dim=-1, keepdim=True), last).squeeze(-1)
+    return KeptSets(order, outside, place, forced)
+
+
+def kept_logprobs(values: Tensor, sets: KeptSets, temperature: float) -> TokenLogprobs:
+    """Log-probabilities [M] of the sampled tokens, differentiable in `values`.
+
+    Args:
+        values: Logits at the tokens of `sets.order`, [M, k].
+        sets: The sampling sets.
+        temperature: Above 0.
+    """
+    values = values.float()
+    scaled = (values - values.detach().amax(dim=-1, keepdim=True)) / temperature
+    inside = scaled.masked_fill(sets.outside, -torch.inf)
+    logprobs = scaled.gather(-1, sets.place[:, None]).squeeze(-1) - inside.logsumexp(dim=-1)
+    return TokenLogprobs(logprobs, sets.forced, entropy(inside.detach(), 1.0))
 
 
 def full_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

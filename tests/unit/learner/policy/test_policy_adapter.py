@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.lora import peft_model
-from tests.unit.learner.policy.test_policy import (
+from tests.support.policies import (
     BF16,
     F32,
     SETTINGS,

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.arithmetic.samples import TrainedCompletion
-from antiphon.learner.policy.logprobs import Row
+from antiphon.learner.policy.forward import Forward
+from antiphon.learner.policy.micro_batches import Row
 from antiphon.learner.policy.policy import Policy, PolicySettings
 from antiphon.learner.policy.reference import OFFLOAD, Reference, References, k3
 from antiphon.learner.rollout.tree import Node
@@ -110,7 +111,7 @@ def test_an_offloaded_reference_rests_in_the_wires_format_and_loses_nothing() ->
 class Model:
     """A policy as References sees it."""
 
-    model: nn.Module
+    forward: Forward
 
 
 async def in_turn(function: Callable[[int], T], count: int) -> list[T]:
@@ -146,7 +147,7 @@ async def test_every_completion_of_a_tree_is_measured_under_its_own_policy(
     start = [copy.deepcopy(p.model) for p in policies]
     moved = [make_policy(seed + 7).model for seed in range(len(agents))]
     roots = [tree(), tree()]
-    made = References([Model(m) for m in moved], references, agents, tokens=64)
+    made = References([Model(Forward(m)) for m in moved], references, agents, tokens=64)
     await made.measure(roots, lambda function: in_turn(function, len(agents)))
     policy_of = {agent: number for number, group in enumerate(agents) for agent in group}
     for root in roots:
