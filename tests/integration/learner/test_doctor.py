@@ -85,7 +85,7 @@ async def test_every_address_is_examined_and_each_fault_told(folder: Path) -> No
 
         other = folder / "other"
         tokenizer = tiny_tokenizer(other, words=("entirely", "other", "words"))
-        save_model(other, tiny_model(tokenizer), tokenizer)
+        save_model(other, tiny_model(tokenizer, 0), tokenizer)
         (unfit,) = await faults(run, f"agents.0.model={other}")
         assert unfit.what == "model"
         assert "serve the model that the run names" in unfit.advice
