@@ -13,32 +13,13 @@ BEGAN = time.perf_counter()
 import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
-import resource  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from benchmarks.learning_parts import task  # noqa: E402
-
-
-def cpu_seconds() -> float:
-    """Of this process and of those that it started, alive or ended (Linux)."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_used, _children()))
-
-
-def _children() -> set[int]:
-    lists = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
-    return {int(child) for text in lists for child in text.split()}
-
-
-def _used(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+from benchmarks.processes import cpu_seconds  # noqa: E402
 
 
 def train_comlrl(seed: int, options: dict[str, Any], common: dict[str, Any]) -> list[int]:
@@ -82,9 +63,13 @@ def train_antiphon(seed: int, options: dict[str, Any], common: dict[str, Any]) -
 
 
 def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Settings) -> None:
+    arm = task.ARMS[arm_name]
+    if arm.side == "antiphon":
+        from antiphon.learner import warm_up
+
+        warm_up()  # as the README does
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    arm = task.ARMS[arm_name]
     rewards: list[float] = []
     seconds: list[float] = []
     cpu: list[float] = []
@@ -94,7 +79,7 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
         rewards.append(reward)
         if len(rewards) % settings.joint_actions_per_prompt == 0 or len(rewards) == 1:
             seconds.append(time.perf_counter() - BEGAN)
-            cpu.append(cpu_seconds())
+            cpu.append(cpu_seconds(os.getpid()))
             load.append(os.getloadavg()[0])
 
     common = {
@@ -118,7 +103,7 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
         "cpu": cpu,
         "load": load,
         "total_seconds": time.perf_counter() - BEGAN,
-        "cpu_seconds": cpu_seconds(),
+        "cpu_seconds": cpu_seconds(os.getpid()),
         "optimizer_steps": steps,
     }
     partial = out.with_suffix(".part")
