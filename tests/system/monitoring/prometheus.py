@@ -31,9 +31,12 @@ class Prometheus:
     url: str
     targets_file: Path
 
-    def scrape(self, addresses: dict[str, list[str]]) -> None:
-        """Scrape these "host:port", by job."""
-        targets = [{"targets": own, "labels": {"job": job}} for job, own in addresses.items()]
+    def scrape(self, addresses: dict[str, str]) -> None:
+        """Scrape these "host:port", by name."""
+        targets = [
+            {"targets": [own], "labels": {"job": name, "instance": name}}
+            for name, own in addresses.items()
+        ]
         part = self.targets_file.with_suffix(".part")
         part.write_text(json.dumps(targets))
         part.replace(self.targets_file)

@@ -109,14 +109,14 @@ def watched_run(folder: Path, *, epochs: int, learning_rate: float = 0.003) -> I
     """Trains, with Prometheus watching; the services and Prometheus are up within the block."""
     with Processes(folder) as processes, prometheus(folder, processes) as server:
         services = _services(folder, processes)
-        jobs = {name: [str(s.description()["metrics_address"])] for name, s in services.items()}
-        server.scrape(jobs)
+        addresses = {n: str(s.description()["metrics_address"]) for n, s in services.items()}
+        server.scrape(addresses)
         run_file = _run_file(folder, services, epochs, learning_rate)
         learner = processes.antiphon("learner", "train", str(run_file), cwd=folder)
-        jobs["learner"] = [str(learner.description(timeout=240)["metrics_address"])]
+        addresses["learner"] = str(learner.description(timeout=240)["metrics_address"])
         since = time.time()
-        server.scrape(jobs)
-        metrics = _told_while(learner, jobs)
+        server.scrape(addresses)
+        metrics = _told_while(learner, addresses)
         learner.succeed(timeout=900)
         yield Watched(server, since, time.time(), metrics)
 
@@ -155,16 +155,18 @@ def _run_file(
     return run_file
 
 
-def _told_while(learner: Started, jobs: dict[str, list[str]]) -> dict[str, str]:
+def _told_while(learner: Started, addresses: dict[str, str]) -> dict[str, str]:
     """What every process tells once some batches are trained."""
 
     def trained() -> bool:
         assert learner.popen.poll() is None, f"the run ended too early:\n{learner.log}"
-        line = re.search(r"^antiphon_learner_batches_total (\S+)$", _get(jobs["learner"][0]), re.M)
+        line = re.search(
+            r"^antiphon_learner_batches_total (\S+)$", _get(addresses["learner"]), re.M
+        )
         return line is not None and float(line[1]) >= 4
 
     wait_until(trained, timeout=300, what="four batches are trained")
-    return {name: _get(address) for name, (address,) in jobs.items()}
+    return {name: _get(address) for name, address in addresses.items()}
 
 
 def _get(address: str) -> str:

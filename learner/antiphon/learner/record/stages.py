@@ -1,10 +1,12 @@
-"""Where the time goes: seconds in which work of a stage was under way."""
+"""Where the time goes: seconds in which work of a stage was under way, and spans of traces."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from antiphon.clients import tracing
 
 GENERATE, SCORE, TRANSITION = "generate", "score", "transition"
 UPDATE, PUSH = "update", "push"
@@ -33,7 +35,8 @@ class StageClock:
             self._since[stage] = self._now()
         self._running[stage] += 1
         try:
-            yield
+            with tracing.span(stage):
+                yield
         finally:
             self._running[stage] -= 1
             if self._running[stage] == 0:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
+from antiphon.clients import tracing
 from antiphon.clients.types import RunState
 from antiphon.learner.arithmetic.samples import TrainingSample, training_samples
 from antiphon.learner.checkpoints.checkpoints import Checkpoints
@@ -96,8 +97,9 @@ class TrainingRun:
             while self._limits.reached is None and (batch := await pipeline.peek()):
                 await self._go_on()
                 self._record.working_on("generate", epoch=batch.epoch)
-                grown = await self._control.unless_stopped(pipeline.next())
-                await self._train_batch(batch, grown)
+                with tracing.span("training_step", epoch=batch.epoch, prompts=len(batch.rows)):
+                    grown = await self._control.unless_stopped(pipeline.next())
+                    await self._train_batch(batch, grown)
         if self._limits.reached is not None:
             self._status.note(f"the run ends early: {self._limits.reached}")
         if self._limits.unread:

@@ -40,6 +40,8 @@ class StopSignals:
         self._exit_with_parent = exit_with_parent
         self._reason: str | None = None
         self._exit_code = 0
+        self.signalled = False
+        """Whether a signal has come; the next one ends the process at once."""
         self._listener: Callable[[], object] | None = None
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
@@ -120,8 +122,9 @@ class StopSignals:
                     self._on_signal(number)
 
     def _on_signal(self, number: int) -> None:
-        if self._reason is not None:
+        if self.signalled:
             os._exit(128 + number)
+        self.signalled = True
         self.request(signal.Signals(number).name)
 
     def _watch_parent(self) -> None:

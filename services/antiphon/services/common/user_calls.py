@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from antiphon.clients import tracing
 from antiphon.services.common.errors import UserFunctionTimeoutError
 from antiphon.services.common.main_thread import CallTimeoutError, MainThread
 
@@ -70,7 +71,7 @@ class UserCalls:
         what = f"{self._name} for joint action {', '.join(ids)}"
         outcome = "failed"
         try:
-            with IN_FLIGHT.labels(self._name).track_inprogress():
+            with tracing.span(self._name), IN_FLIGHT.labels(self._name).track_inprogress():
                 result = await self._main_thread.run(call, timeout=self._timeout, what=what)
             outcome = "ok"
         except CallTimeoutError as error:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.support.processes import wait_until
 
 from antiphon.services.common.stopping import StopSignals
 
@@ -57,6 +58,22 @@ def test_the_first_request_counts() -> None:
         stop.request("second", 0)
         assert asyncio.run(asyncio.wait_for(stop.wait(), 20)) == "first"
         assert stop.exit_code == 70
+
+
+def test_a_signal_after_another_request_is_the_first_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A parent that closes its child's standard input and sends SIGTERM lets it end in order."""
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with StopSignals() as stop:
+        stop.request("standard input ended")
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: stop.signalled, timeout=20, what="the signal is seen")
+        assert left == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: bool(left), timeout=20, what="the second signal ends the process")
+    assert left == [128 + signal.SIGTERM]
 
 
 def test_a_child_ignores_ctrl_c() -> None:
