@@ -25,7 +25,9 @@ in `metrics.jsonl`. Agents count from 0, turns from 1.
 ## Prometheus
 
 Every process also exports the client library's `process_*` and `python_*` metrics. Labels have few
-values: never a prompt, a step or a run id.
+values: never a prompt, a step or a run id; the run's name is in `antiphon_run_info` alone. What
+generation services share with vLLM has vLLM's names behind the prefix. Dashboards and alerts of
+them: [monitoring.md](monitoring.md).
 """
 
 RECORD = """## The run record
