@@ -85,9 +85,9 @@ def _pushes() -> list[object]:
             "Mean over publishes, all replicas together. Deltas and adapters are small.",
             "bytes",
             Query(
-                f"sum by (agent) ({rate(f'{prefix}_bytes_total', AGENT)}) / "
-                f"sum by (agent) ({rate(f'{prefix}_seconds_count', AGENT)})",
-                OF_AGENT,
+                f"sum by (agent, kind) ({rate(f'{prefix}_bytes_total', AGENT)}) / "
+                f"sum by (agent, kind) ({rate(f'{prefix}_seconds_count', AGENT)})",
+                "agent {{agent}} {{kind}}",
             ),
         ),
         graph(
