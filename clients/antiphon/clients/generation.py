@@ -136,7 +136,8 @@ class GenerationClient(Client):
                 )
                 try:
                     async for response in call:
-                        yield self._checked("Generate", completion_from_proto, response.completion)
+                        for one in response.completions:
+                            yield self._checked("Generate", completion_from_proto, one)
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:

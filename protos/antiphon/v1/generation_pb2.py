@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from antiphon.v1 import common_pb2 as antiphon_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/v1/generation.proto\x12\x0b\x61ntiphon.v1\x1a\x18\x61ntiphon/v1/common.proto\"}\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\rB\x08\n\x06_top_kB\x08\n\x06_top_p\"C\n\rPromptSamples\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.antiphon.v1.Prompt\x12\r\n\x05seeds\x18\x02 \x03(\x06\"\xe1\x01\n\x0fGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05\x61gent\x18\x03 \x01(\r\x12\x1b\n\x13min_weights_version\x18\x04 \x01(\x04\x12+\n\x07prompts\x18\x05 \x03(\x0b\x32\x1a.antiphon.v1.PromptSamples\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.antiphon.v1.SamplingParameters\x12\x1d\n\x15include_full_logprobs\x18\x07 \x01(\x08\"5\n\x0bWeightsSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x17\n\x0fweights_version\x18\x02 \x01(\x04\"\xde\x02\n\nCompletion\x12\x14\n\x0cprompt_index\x18\x01 \x01(\r\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12\x12\n\nkept_sizes\x18\x06 \x03(\r\x12\x15\n\rfull_logprobs\x18\x07 \x03(\x02\x12#\n\x1b\x66ull_logprobs_temperature_1\x18\x08 \x03(\x02\x12\x30\n\rfinish_reason\x18\t \x01(\x0e\x32\x19.antiphon.v1.FinishReason\x12\x18\n\x10prompt_token_ids\x18\n \x03(\r\x12/\n\rweights_spans\x18\x0b \x03(\x0b\x32\x18.antiphon.v1.WeightsSpan\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x0f\n\x07\x62oot_id\x18\r \x01(\t\"?\n\x10GenerateResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.antiphon.v1.Completion\"d\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.antiphon.v1.TensorDtype\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x0c\"\xf0\x01\n\nPushHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05\x61gent\x18\x03 \x01(\r\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\x12#\n\x04kind\x18\x08 \x01(\x0e\x32\x15.antiphon.v1.PushKind\x12(\n\x07tensors\x18\t \x03(\x0b\x32\x17.antiphon.v1.TensorSpec\x12\x13\n\x0b\x64\x65lta_sizes\x18\n \x03(\x04\"T\n\x0cWeightsChunk\x12\x14\n\x0ctensor_index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"s\n\x12PushWeightsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.antiphon.v1.PushHeaderH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.antiphon.v1.WeightsChunkH\x00\x42\x06\n\x04part\"{\n\x13PushWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\rpause_seconds\x18\x05 \x01(\x01\"\x81\x01\n\x14GetPushStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12#\n\x04kind\x18\x05 \x01(\x0e\x32\x15.antiphon.v1.PushKind\"\x82\x01\n\x15GetPushStatusResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.antiphon.v1.PushState\x12\x16\n\x0ereceived_bytes\x18\x02 \x03(\x04\x12*\n\x06loaded\x18\x03 \x01(\x0b\x32\x1a.antiphon.v1.LoadedWeights\"U\n\rLoadedWeights\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"\x15\n\x13GetModelInfoRequest\"\x8a\x01\n\x12\x45ngineCapabilities\x12)\n\npush_kinds\x18\x01 \x03(\x0e\x32\x15.antiphon.v1.PushKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x08\x12\x10\n\x08logprobs\x18\x03 \x01(\x08\x12\x15\n\rfull_logprobs\x18\x04 \x01(\x08\x12\r\n\x05seeds\x18\x05 \x01(\x08\"\xd6\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12*\n\x06loaded\x18\x07 \x01(\x0b\x32\x1a.antiphon.v1.LoadedWeights\x12\x14\n\x0c\x62ound_run_id\x18\x08 \x01(\t\x12\x19\n\x11\x62ound_incarnation\x18\t \x01(\x04\x12\x13\n\x0binstance_id\x18\n \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x35\n\x0c\x63\x61pabilities\x18\x0c \x01(\x0b\x32\x1f.antiphon.v1.EngineCapabilities*d\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*e\n\x08PushKind\x12\x19\n\x15PUSH_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0ePUSH_KIND_FULL\x10\x01\x12\x13\n\x0fPUSH_KIND_DELTA\x10\x02\x12\x15\n\x11PUSH_KIND_ADAPTER\x10\x03*`\n\x0bTensorDtype\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_DTYPE_BFLOAT16\x10\x01\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x02*\x87\x01\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12PUSH_STATE_UNKNOWN\x10\x01\x12\x15\n\x11PUSH_STATE_STAGED\x10\x02\x12\x17\n\x13PUSH_STATE_APPLYING\x10\x03\x12\x16\n\x12PUSH_STATE_APPLIED\x10\x04\x32\xdf\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.antiphon.v1.GenerateRequest\x1a\x1d.antiphon.v1.GenerateResponse0\x01\x12R\n\x0bPushWeights\x12\x1f.antiphon.v1.PushWeightsRequest\x1a .antiphon.v1.PushWeightsResponse(\x01\x12V\n\rGetPushStatus\x12!.antiphon.v1.GetPushStatusRequest\x1a\".antiphon.v1.GetPushStatusResponse\x12S\n\x0cGetModelInfo\x12 .antiphon.v1.GetModelInfoRequest\x1a!.antiphon.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/v1/generation.proto\x12\x0b\x61ntiphon.v1\x1a\x18\x61ntiphon/v1/common.proto\"}\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\rB\x08\n\x06_top_kB\x08\n\x06_top_p\"C\n\rPromptSamples\x12#\n\x06prompt\x18\x01 \x01(\x0b\x32\x13.antiphon.v1.Prompt\x12\r\n\x05seeds\x18\x02 \x03(\x06\"\xe1\x01\n\x0fGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05\x61gent\x18\x03 \x01(\r\x12\x1b\n\x13min_weights_version\x18\x04 \x01(\x04\x12+\n\x07prompts\x18\x05 \x03(\x0b\x32\x1a.antiphon.v1.PromptSamples\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.antiphon.v1.SamplingParameters\x12\x1d\n\x15include_full_logprobs\x18\x07 \x01(\x08\"5\n\x0bWeightsSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x17\n\x0fweights_version\x18\x02 \x01(\x04\"\xde\x02\n\nCompletion\x12\x14\n\x0cprompt_index\x18\x01 \x01(\r\x12\x14\n\x0csample_index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12\x12\n\nkept_sizes\x18\x06 \x03(\r\x12\x15\n\rfull_logprobs\x18\x07 \x03(\x02\x12#\n\x1b\x66ull_logprobs_temperature_1\x18\x08 \x03(\x02\x12\x30\n\rfinish_reason\x18\t \x01(\x0e\x32\x19.antiphon.v1.FinishReason\x12\x18\n\x10prompt_token_ids\x18\n \x03(\r\x12/\n\rweights_spans\x18\x0b \x03(\x0b\x32\x18.antiphon.v1.WeightsSpan\x12\x13\n\x0binstance_id\x18\x0c \x01(\t\x12\x0f\n\x07\x62oot_id\x18\r \x01(\t\"@\n\x10GenerateResponse\x12,\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32\x17.antiphon.v1.Completion\"d\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.antiphon.v1.TensorDtype\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x0c\"\xf0\x01\n\nPushHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05\x61gent\x18\x03 \x01(\r\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\x12#\n\x04kind\x18\x08 \x01(\x0e\x32\x15.antiphon.v1.PushKind\x12(\n\x07tensors\x18\t \x03(\x0b\x32\x17.antiphon.v1.TensorSpec\x12\x13\n\x0b\x64\x65lta_sizes\x18\n \x03(\x04\"T\n\x0cWeightsChunk\x12\x14\n\x0ctensor_index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x06\"s\n\x12PushWeightsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.antiphon.v1.PushHeaderH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.antiphon.v1.WeightsChunkH\x00\x42\x06\n\x04part\"{\n\x13PushWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\rpause_seconds\x18\x05 \x01(\x01\"\x81\x01\n\x14GetPushStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12#\n\x04kind\x18\x05 \x01(\x0e\x32\x15.antiphon.v1.PushKind\"\x82\x01\n\x15GetPushStatusResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.antiphon.v1.PushState\x12\x16\n\x0ereceived_bytes\x18\x02 \x03(\x04\x12*\n\x06loaded\x18\x03 \x01(\x0b\x32\x1a.antiphon.v1.LoadedWeights\"U\n\rLoadedWeights\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"\x15\n\x13GetModelInfoRequest\"\x8a\x01\n\x12\x45ngineCapabilities\x12)\n\npush_kinds\x18\x01 \x03(\x0e\x32\x15.antiphon.v1.PushKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x08\x12\x10\n\x08logprobs\x18\x03 \x01(\x08\x12\x15\n\rfull_logprobs\x18\x04 \x01(\x08\x12\r\n\x05seeds\x18\x05 \x01(\x08\"\xd6\x02\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12*\n\x06loaded\x18\x07 \x01(\x0b\x32\x1a.antiphon.v1.LoadedWeights\x12\x14\n\x0c\x62ound_run_id\x18\x08 \x01(\t\x12\x19\n\x11\x62ound_incarnation\x18\t \x01(\x04\x12\x13\n\x0binstance_id\x18\n \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x0b \x01(\t\x12\x35\n\x0c\x63\x61pabilities\x18\x0c \x01(\x0b\x32\x1f.antiphon.v1.EngineCapabilities*d\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46INISH_REASON_END_TOKEN\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*e\n\x08PushKind\x12\x19\n\x15PUSH_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0ePUSH_KIND_FULL\x10\x01\x12\x13\n\x0fPUSH_KIND_DELTA\x10\x02\x12\x15\n\x11PUSH_KIND_ADAPTER\x10\x03*`\n\x0bTensorDtype\x12\x1c\n\x18TENSOR_DTYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_DTYPE_BFLOAT16\x10\x01\x12\x18\n\x14TENSOR_DTYPE_FLOAT32\x10\x02*\x87\x01\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12PUSH_STATE_UNKNOWN\x10\x01\x12\x15\n\x11PUSH_STATE_STAGED\x10\x02\x12\x17\n\x13PUSH_STATE_APPLYING\x10\x03\x12\x16\n\x12PUSH_STATE_APPLIED\x10\x04\x32\xdf\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.antiphon.v1.GenerateRequest\x1a\x1d.antiphon.v1.GenerateResponse0\x01\x12R\n\x0bPushWeights\x12\x1f.antiphon.v1.PushWeightsRequest\x1a .antiphon.v1.PushWeightsResponse(\x01\x12V\n\rGetPushStatus\x12!.antiphon.v1.GetPushStatusRequest\x1a\".antiphon.v1.GetPushStatusResponse\x12S\n\x0cGetModelInfo\x12 .antiphon.v1.GetModelInfoRequest\x1a!.antiphon.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2502
-  _globals['_FINISHREASON']._serialized_end=2602
-  _globals['_PUSHKIND']._serialized_start=2604
-  _globals['_PUSHKIND']._serialized_end=2705
-  _globals['_TENSORDTYPE']._serialized_start=2707
-  _globals['_TENSORDTYPE']._serialized_end=2803
-  _globals['_PUSHSTATE']._serialized_start=2806
-  _globals['_PUSHSTATE']._serialized_end=2941
+  _globals['_FINISHREASON']._serialized_start=2503
+  _globals['_FINISHREASON']._serialized_end=2603
+  _globals['_PUSHKIND']._serialized_start=2605
+  _globals['_PUSHKIND']._serialized_end=2706
+  _globals['_TENSORDTYPE']._serialized_start=2708
+  _globals['_TENSORDTYPE']._serialized_end=2804
+  _globals['_PUSHSTATE']._serialized_start=2807
+  _globals['_PUSHSTATE']._serialized_end=2942
   _globals['_SAMPLINGPARAMETERS']._serialized_start=71
   _globals['_SAMPLINGPARAMETERS']._serialized_end=196
   _globals['_PROMPTSAMPLES']._serialized_start=198
@@ -51,29 +51,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPLETION']._serialized_start=551
   _globals['_COMPLETION']._serialized_end=901
   _globals['_GENERATERESPONSE']._serialized_start=903
-  _globals['_GENERATERESPONSE']._serialized_end=966
-  _globals['_TENSORSPEC']._serialized_start=968
-  _globals['_TENSORSPEC']._serialized_end=1068
-  _globals['_PUSHHEADER']._serialized_start=1071
-  _globals['_PUSHHEADER']._serialized_end=1311
-  _globals['_WEIGHTSCHUNK']._serialized_start=1313
-  _globals['_WEIGHTSCHUNK']._serialized_end=1397
-  _globals['_PUSHWEIGHTSREQUEST']._serialized_start=1399
-  _globals['_PUSHWEIGHTSREQUEST']._serialized_end=1514
-  _globals['_PUSHWEIGHTSRESPONSE']._serialized_start=1516
-  _globals['_PUSHWEIGHTSRESPONSE']._serialized_end=1639
-  _globals['_GETPUSHSTATUSREQUEST']._serialized_start=1642
-  _globals['_GETPUSHSTATUSREQUEST']._serialized_end=1771
-  _globals['_GETPUSHSTATUSRESPONSE']._serialized_start=1774
-  _globals['_GETPUSHSTATUSRESPONSE']._serialized_end=1904
-  _globals['_LOADEDWEIGHTS']._serialized_start=1906
-  _globals['_LOADEDWEIGHTS']._serialized_end=1991
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1993
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2014
-  _globals['_ENGINECAPABILITIES']._serialized_start=2017
-  _globals['_ENGINECAPABILITIES']._serialized_end=2155
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2158
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2500
-  _globals['_GENERATIONSERVICE']._serialized_start=2944
-  _globals['_GENERATIONSERVICE']._serialized_end=3295
+  _globals['_GENERATERESPONSE']._serialized_end=967
+  _globals['_TENSORSPEC']._serialized_start=969
+  _globals['_TENSORSPEC']._serialized_end=1069
+  _globals['_PUSHHEADER']._serialized_start=1072
+  _globals['_PUSHHEADER']._serialized_end=1312
+  _globals['_WEIGHTSCHUNK']._serialized_start=1314
+  _globals['_WEIGHTSCHUNK']._serialized_end=1398
+  _globals['_PUSHWEIGHTSREQUEST']._serialized_start=1400
+  _globals['_PUSHWEIGHTSREQUEST']._serialized_end=1515
+  _globals['_PUSHWEIGHTSRESPONSE']._serialized_start=1517
+  _globals['_PUSHWEIGHTSRESPONSE']._serialized_end=1640
+  _globals['_GETPUSHSTATUSREQUEST']._serialized_start=1643
+  _globals['_GETPUSHSTATUSREQUEST']._serialized_end=1772
+  _globals['_GETPUSHSTATUSRESPONSE']._serialized_start=1775
+  _globals['_GETPUSHSTATUSRESPONSE']._serialized_end=1905
+  _globals['_LOADEDWEIGHTS']._serialized_start=1907
+  _globals['_LOADEDWEIGHTS']._serialized_end=1992
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1994
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2015
+  _globals['_ENGINECAPABILITIES']._serialized_start=2018
+  _globals['_ENGINECAPABILITIES']._serialized_end=2156
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2159
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2501
+  _globals['_GENERATIONSERVICE']._serialized_start=2945
+  _globals['_GENERATIONSERVICE']._serialized_end=3296
 # @@protoc_insertion_point(module_scope)

@@ -127,10 +127,10 @@ class Completion(_message.Message):
     def __init__(self, prompt_index: _Optional[int] = ..., sample_index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., kept_sizes: _Optional[_Iterable[int]] = ..., full_logprobs: _Optional[_Iterable[float]] = ..., full_logprobs_temperature_1: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., weights_spans: _Optional[_Iterable[_Union[WeightsSpan, _Mapping]]] = ..., instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("completion",)
-    COMPLETION_FIELD_NUMBER: _ClassVar[int]
-    completion: Completion
-    def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ...) -> None: ...
+    __slots__ = ("completions",)
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    def __init__(self, completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape", "checksum")

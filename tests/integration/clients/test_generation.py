@@ -57,7 +57,7 @@ def completion(prompt: int, sample: int, seed: int) -> pb.GenerateResponse:
         instance_id="i",
         boot_id="b",
     )
-    return pb.GenerateResponse(completion=completion_to_proto(value))
+    return pb.GenerateResponse(completions=[completion_to_proto(value)])
 
 
 def completions(request: GenerateRequest) -> list[pb.GenerateResponse]:
@@ -272,7 +272,7 @@ async def test_unknown_missing_and_doubled_completions_are_named(
 async def test_a_malformed_completion_names_the_field(address: str) -> None:
     async def script(request: GenerateRequest, context: Any) -> AsyncIterator[Any]:
         response = completions(request)[0]
-        response.completion.logprobs.append(-1.0)
+        response.completions[0].logprobs.append(-1.0)
         yield response
 
     service = Scripted(script)

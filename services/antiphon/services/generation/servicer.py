@@ -9,7 +9,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from antiphon.clients import wire
+from antiphon.clients.types import Completion
 from antiphon.services.generation.service import GenerationService
+from antiphon.services.generation.together import together
 from antiphon.services.generation.weights_receiver import Part
 from antiphon.v1 import generation_pb2 as pb
 from antiphon.v1 import generation_pb2_grpc
@@ -17,6 +19,9 @@ from antiphon.v1 import generation_pb2_grpc
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+MESSAGE_TOKENS = 16_384
+"""Tokens from which a message is full; with all that is told of each it is half a megabyte."""
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -31,8 +36,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """Samples completions."""
         asked = wire.generate_request_from_proto(request)
         async with aclosing(self._service.generate(asked)) as completions:
-            async for completion in completions:
-                yield pb.GenerateResponse(completion=wire.completion_to_proto(completion))
+            async for some in together(completions, _tokens, most=MESSAGE_TOKENS):
+                yield pb.GenerateResponse(completions=map(wire.completion_to_proto, some))
 
     async def PushWeights(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PushWeightsRequest], _context: Context
@@ -58,3 +63,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 async def _parts(messages: AsyncIterator[pb.PushWeightsRequest]) -> AsyncGenerator[Part]:
     async for message in messages:
         yield wire.push_request_from_proto(message)
+
+
+def _tokens(completion: Completion) -> int:
+    return len(completion.prompt_token_ids) + len(completion.token_ids)
