@@ -8,6 +8,7 @@
 # For NVIDIA GPUs: --build-arg TORCH_FROM="--index-url https://pypi.org/simple", tag 0.1.0-cuda.
 # Behind a mirror: --secret id=pip,src=pip.conf.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG ENGINE=ghcr.io/huggingface/text-generation-inference:3.3.7
 
 # pip and what else is needed to build, in an environment that no image contains.
 FROM ${BASE} AS build
@@ -27,7 +28,7 @@ RUN printf '%s\n' \
     'print(*project["dependencies"], *(r for e in sys.argv[1:] for r in extras[e]), sep="\n")' \
     > needs.py && \
     python3 needs.py > services.txt && \
-    python3 needs.py generation > generation.txt && \
+    python3 needs.py generation tgi > generation.txt && \
     python3 needs.py learner lora tensorboard > learner.txt && \
     sed -n 's/^torch==/torch==/p' requirements.lock > torch.txt
 
@@ -92,3 +93,29 @@ COPY --from=generation-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
 FROM runtime AS learner
 COPY --from=learner-environment /opt/antiphon /opt/antiphon
 COPY --from=learner-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
+
+# A generation service beside an engine that it starts, in that engine's own image, whose Python
+# (3.11 or newer) it uses with an environment of its own. make test-images does not build it: such
+# images take tens of gigabytes.
+#
+#     docker build --target engine -t antiphon/engine:0.1.0-tgi \
+#       --build-arg ENGINE=ghcr.io/huggingface/text-generation-inference:3.3.7 .
+FROM ${ENGINE} AS engine
+USER 0:0
+ARG TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONFIG_FILE=/run/secrets/pip
+WORKDIR /build
+COPY --from=build /build/requirements.lock /build/generation.txt /build/torch.txt ./
+COPY --from=project /build/dist dist
+# hadolint ignore=SC2086
+RUN --mount=type=secret,id=pip \
+    python3 -m venv /opt/antiphon && \
+    /opt/antiphon/bin/pip install -q --no-deps ${TORCH_FROM} -r torch.txt && \
+    /opt/antiphon/bin/pip install -q -c requirements.lock -r generation.txt && \
+    /opt/antiphon/bin/pip install -q --no-deps --no-index dist/*.whl && \
+    mkdir -p /models /task && chown 10001:10001 /models
+ENV HOME=/tmp HF_HOME=/models PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /task
+USER 10001:10001
+ENTRYPOINT ["/opt/antiphon/bin/antiphon"]
+CMD ["--help"]

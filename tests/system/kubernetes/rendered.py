@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 K8S = ROOT / "k8s"
 OVERLAYS = tuple(sorted(folder.name for folder in (K8S / "overlays").iterdir()))
 COMPONENTS = tuple(sorted(folder.name for folder in (K8S / "components").iterdir()))
+OF_AGENTS = ("autoscaling", "tgi", "vllm")
+"""Components of an agent's own folder."""
 
 Manifest = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "Job", "JobSet")

@@ -12,6 +12,7 @@ from tests.support.processes import run
 from tests.system.kubernetes.rendered import (
     COMPONENTS,
     K8S,
+    OF_AGENTS,
     OVERLAYS,
     Manifest,
     generated,
@@ -26,8 +27,6 @@ pytestmark = pytest.mark.system
 
 KUBERNETES = "1.37"
 CUSTOM = ("cert-manager.io", "monitoring.coreos.com", "jobset.x-k8s.io")
-OF_AGENTS = ("autoscaling", "tgi", "vllm")
-"""Components of an agent's own folder."""
 
 
 @pytest.fixture(scope="module", params=(*OVERLAYS, *(f"with {name}" for name in COMPONENTS)))

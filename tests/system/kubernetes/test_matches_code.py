@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.support.command_line import parsed
 from tests.system.kubernetes.rendered import (
+    OF_AGENTS,
     OVERLAYS,
     Manifest,
     Pod,
@@ -36,6 +37,7 @@ MADE = {
     "TLS and a remote reward": ("tls", "remote-reward"),
     "TLS and a job set": ("tls", "jobset"),
     "object storage": ("checkpoints-object-storage",),
+    "text-generation-inference": ("tgi",),
 }
 """Overlays made of `cpu` and more components."""
 
@@ -54,8 +56,10 @@ def objects(
     """The objects of an overlay."""
     if request.param in OVERLAYS:
         return overlay(request.param)
-    folder = tmp_path_factory.mktemp("made")
-    return kustomize(with_components(folder, *MADE[request.param]))
+    folder, names = tmp_path_factory.mktemp("made"), MADE[request.param]
+    mine = [name for name in names if name not in OF_AGENTS]
+    of_agents = [name for name in names if name in OF_AGENTS]
+    return kustomize(with_components(folder, *mine, of_agents=of_agents))
 
 
 def _of_process(objects: Sequence[Manifest]) -> list[Pod]:
@@ -140,7 +144,8 @@ def test_files_are_in_volumes(objects: tuple[Manifest, ...], tmp_path: Path) -> 
     for pod in _of_process(objects):
         read = parsed(pod.arguments())
         server = _server(pod, objects, tmp_path)
-        files = [server.tls_cert, server.tls_key, server.tls_client_ca, read.get("file")]
+        files = [server.tls_cert, server.tls_key, server.tls_client_ca]
+        files += [read.get("file"), read.get("work_folder")]
         if pod.component == "learner":
             config = _run_config(objects, tmp_path)
             credentials, reward = config.credentials.tls, config.reward.address
@@ -228,12 +233,13 @@ def test_scaling_follows_a_metric_of_the_engine(tmp_path: Path) -> None:
 
 def test_images_are_stages_of_the_dockerfile(objects: tuple[Manifest, ...]) -> None:
     root = Path(__file__).parents[3]
-    stages = re.findall(r"^FROM runtime AS (\S+)$", (root / "Dockerfile").read_text(), re.M)
+    text = (root / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM (?:runtime|\$\{ENGINE\}) AS (\S+)$", text, re.MULTILINE)
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     for pod in pods(objects):
         name, _, tag = pod.container["image"].partition(":")
         assert name.removeprefix("antiphon/") in stages
-        assert tag.removesuffix("-cuda") == version
+        assert tag.partition("-")[0] == version
 
 
 def _name(manifest: Manifest) -> str:
