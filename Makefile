@@ -10,7 +10,7 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-images test-all bench bench-learning bench-parity lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-images test-all bench bench-growth bench-learning bench-parity bench-replicas bench-slow-reward bench-split-cost bench-staleness lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +37,25 @@ test-all: $(MODEL) ## Run every test, the slow ones too
 bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
 	@$(BIN)/python -m benchmarks.learning
 
-bench: bench-parity bench-learning ## Run all benchmarks; results go to benchmarks/results
+bench: bench-parity bench-growth bench-replicas bench-slow-reward bench-split-cost bench-staleness bench-learning ## Run all benchmarks; results go to benchmarks/results
 
 bench-parity: $(INSTALLED) ## Hold every number of training against CoMLRL's (makes .venv-comlrl)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.parity
+
+bench-growth: $(INSTALLED) ## Measure how time and memory grow with tasks, generations, agents, tokens, turns
+	@$(BIN)/python -m benchmarks.growth
+
+bench-replicas: $(INSTALLED) ## Measure 1 to 64 generation replicas that sleep, and a slow one
+	@$(BIN)/python -m benchmarks.replicas
+
+bench-slow-reward: $(INSTALLED) ## Measure what rewards as slow as a turn's generation cost
+	@$(BIN)/python -m benchmarks.slow_reward
+
+bench-split-cost: $(MODEL) ## Measure separate services against the same run in one process
+	@$(BIN)/python -m benchmarks.split_cost
+
+bench-staleness: $(INSTALLED) ## Measure what sampling beside the update gains
+	@$(BIN)/python -m benchmarks.staleness
 
 lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
 	@$(BIN)/ruff check --quiet --output-format concise .

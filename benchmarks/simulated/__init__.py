@@ -1,0 +1,1 @@
+"""Services that sleep instead of computing, behind the real contract: what waits for what."""

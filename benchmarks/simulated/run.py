@@ -1,0 +1,197 @@
+"""Runs of the product against simulated services, with an update that sleeps; what a step took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+from benchmarks.simulated.serve import Services, served
+from tests.support.models import tiny_folder, tiny_model, tiny_tokenizer
+
+from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.learner.policy.policy import Policy, StepStats
+
+WARM = 2
+"""Batches at the beginning, and at the end, that are not measured."""
+CONTEXT = 8192
+PER_PROCESS = 16
+"""Replicas of one simulated process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        batches: Rollout batches that are measured.
+        tasks: Tasks of a rollout batch.
+        turns: Of a tree; no node ends early.
+        generations: Completions per prompt.
+        tokens: `max_new_tokens`.
+        agents: How many.
+        replicas: Generation services of each agent.
+        staleness: `max_staleness`.
+        update_seconds: What the update of a rollout batch takes.
+        services: What all services are like.
+    """
+
+    batches: int
+    tasks: int = 1
+    turns: int = 1
+    generations: int = 4
+    tokens: int = 50
+    agents: int = 1
+    replicas: int = 1
+    staleness: int = 0
+    update_seconds: float = 0.0
+    services: Services = field(default_factory=Services)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a rollout batch."""
+        return self.tasks * sum(self.generations**turn for turn in range(self.turns))
+
+    @property
+    def turn_seconds(self) -> float:
+        """What the engine takes for a batch of completions that fits it."""
+        return self.tokens * self.services.token_seconds
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What was measured, over rollout batches in the middle of a run.
+
+    Attributes:
+        seconds: From one batch's end to the next's, each.
+        staleness: The most publishes that lay between sampling and training.
+        joint_actions: In all of the run.
+    """
+
+    seconds: tuple[float, ...]
+    staleness: int
+    joint_actions: int
+
+    @property
+    def mean(self) -> float:
+        """Seconds per rollout batch."""
+        return sum(self.seconds) / len(self.seconds)
+
+
+def measured(*jobs: Job) -> list[Steps]:
+    """Train each of these, and measure. All have the services of the first.
+
+    Raises:
+        RuntimeError: A run did other work than was asked for.
+    """
+    first = jobs[0]
+    shared = (first.agents, first.replicas, first.services)
+    if any((job.agents, job.replicas, job.services) != shared for job in jobs):
+        raise RuntimeError("jobs that are measured together have the same services")
+    logging.getLogger("antiphon").setLevel(logging.ERROR)
+    with TemporaryDirectory(prefix="antiphon-") as temporary:
+        folder = Path(temporary)
+        model = tiny_folder(folder / "model", context=CONTEXT)
+        sockets = [
+            [str(folder / f"{agent}-{replica}.sock") for replica in range(first.replicas)]
+            for agent in range(first.agents)
+        ]
+        reward = str(folder / "reward.sock")
+        with served(model, *_processes(first, sockets, reward)):
+            return [
+                _trained(job, folder, f"run-{number}", sockets, reward)
+                for number, job in enumerate(jobs)
+            ]
+
+
+def _processes(
+    job: Job, sockets: Sequence[Sequence[str]], reward_socket: str
+) -> Iterator[Services]:
+    every = [socket for of_agent in sockets for socket in of_agent]
+    slow = every[-1] if job.services.slow_factor > 1 else ""
+    about = job.services.__dict__ | {"slow_socket": slow}
+    for start in range(0, len(every), PER_PROCESS):
+        yield Services(**about | {"sockets": tuple(every[start : start + PER_PROCESS])})
+    yield Services(**about | {"sockets": (), "reward_socket": reward_socket})
+
+
+def _trained(
+    job: Job, folder: Path, name: str, sockets: Sequence[Sequence[str]], reward: str
+) -> Steps:
+    tokenizer = tiny_tokenizer(folder / "tokenizer")
+    batches = job.batches + 2 * WARM + 1
+    trainer = MAGRPOTrainer(
+        agents=[tiny_model(tokenizer, seed, context=CONTEXT) for seed in range(job.agents)],
+        tokenizer=tokenizer,
+        reward_address=f"unix:{reward}",
+        external_transition=_next_prompts if job.turns > 1 else None,
+        train_dataset=[
+            {"prompt": f"one two {'red ' * (n % 3)}"} for n in range(batches * job.tasks)
+        ],
+        args=MAGRPOConfig(
+            num_train_epochs=1,
+            num_turns=job.turns,
+            num_generations=job.generations,
+            max_new_tokens=job.tokens,
+            early_termination_threshold=None,
+            rollout_batch_size=job.tasks,
+            rollout_buffer_size=job.nodes,
+            train_batch_size=1,
+            max_staleness=job.staleness,
+            logging_steps=1,
+            keep_rollouts_every=0,
+            checkpoint_interval=0,
+            eval_interval=0,
+        ),
+        run_directory=folder / "runs",
+        run_name=name,
+        generation_addresses=[[f"unix:{socket}" for socket in of_agent] for of_agent in sockets],
+        wandb_config={"verbose": False},
+        threads=job.agents,
+    )
+    with _updates_that_sleep(job):
+        trainer.train()
+    return _steps(job, folder / "runs" / name / "metrics.jsonl")
+
+
+def _next_prompts(prompt: str, num_agents: int) -> list[str]:
+    return [f"{prompt} again"] * num_agents
+
+
+@contextlib.contextmanager
+def _updates_that_sleep(job: Job) -> Iterator[None]:
+    """Steps of known length; the weights stay as they are and are published all the same."""
+    per_node = job.update_seconds / job.nodes
+
+    def step(_policy: Any, *minibatches: Sequence[Any]) -> StepStats:
+        nodes = sum(len(minibatch) for minibatch in minibatches)
+        if per_node:
+            time.sleep(per_node * nodes)
+        return StepStats(stepped=True, live_nodes=nodes, dead_nodes=0, tokens=1)
+
+    with mock.patch.object(Policy, "step", step):
+        yield
+
+
+def _steps(job: Job, metrics: Path) -> Steps:
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = [row for row in rows if "agent_0/staleness_max" in row]
+    joint_actions = sum(job.generations ** (turn + 1) for turn in range(job.turns)) * job.tasks
+    wanted = [joint_actions * (number + 1) for number in range(len(rows))]
+    if [row["joint_actions"] for row in rows] != wanted:
+        raise RuntimeError(f"{metrics}: other joint actions than {wanted[:3]}, ...")
+    times = [row["time"] for row in rows][WARM:-WARM]
+    staleness = max(row[f"agent_{a}/staleness_max"] for row in rows for a in range(job.agents))
+    return Steps(
+        tuple(later - earlier for earlier, later in pairwise(times)),
+        int(staleness),
+        rows[-1]["joint_actions"],
+    )
