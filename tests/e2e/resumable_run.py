@@ -1,7 +1,7 @@
 """A run of tiny models as a script, which kills itself where it is told to.
 
 python -m tests.e2e.resumable_run FOLDER [--resume] [--end KILL|TERM|ERROR PLACE:N]
-    [--addresses ADDRESS ADDRESS]
+    [--addresses ADDRESS ADDRESS] [--staleness S]
 
 It trains in FOLDER/runs and saves the agents in FOLDER/trained. When it comes to PLACE the N-th
 time, counted from 1 within this process, it sends itself SIGKILL or SIGTERM, or raises an error.
@@ -131,6 +131,7 @@ def main() -> None:
     arguments.add_argument("--resume", action="store_true")
     arguments.add_argument("--end", nargs=2, default=["KILL", "nowhere:1"])
     arguments.add_argument("--addresses", nargs=2)
+    arguments.add_argument("--staleness", type=int, default=0)
     given = arguments.parse_args()
     how, at = given.end
     place, _, number = at.rpartition(":")
@@ -164,7 +165,9 @@ def main() -> None:
         reward_func=reward,
         external_transition=transition,
         train_dataset=[{"prompt": prompt} for prompt in PROMPTS],
-        args=CONFIG.replace(**(WITHOUT_PERIOD if NO_PERIOD in os.environ else {})),
+        args=CONFIG.replace(
+            max_staleness=given.staleness, **(WITHOUT_PERIOD if NO_PERIOD in os.environ else {})
+        ),
         run_directory=given.folder / "runs",
         run_name="run",
         generation_addresses=given.addresses,

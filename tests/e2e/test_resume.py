@@ -121,6 +121,24 @@ def test_a_run_killed_three_times_ends_with_bitwise_the_weights_of_one_that_was_
     assert (tmp_path / "runs" / "run-2").exists() is False
 
 
+@pytest.mark.timeout(1800)
+def test_a_run_that_samples_ahead_and_is_killed_trains_every_prompt_once_within_the_bound(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """S12: what was sampled ahead is in no checkpoint; it is dropped and sampled again."""
+    ahead = ("--staleness", "1")
+    kill(processes, tmp_path, "update:9", *ahead)
+    code, log = run(processes, tmp_path, "--resume", *ahead)
+    assert code == 0, log
+    rows = run_folders.metrics(tmp_path / "runs" / "run")
+    assert [row["prompts"] for row in rows] == PROMPTS_BY_BATCH
+    order = [(epoch, row) for epoch in (1, 2) for row in range(5)]
+    assert [(epoch, row) for epoch, row, _ in trees(tmp_path)] == order
+    found = [row[f"agent_{agent}/staleness_max"] for row in rows for agent in range(2)]
+    assert set(found) == {0, 1}, "as stale as it may be, and no more"
+    assert all(0 <= row["agent_0/truncated_fraction"] <= 1 for row in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("place", PLACES)

@@ -29,6 +29,7 @@ from antiphon.services.generation.serving import (
     generation_server,
     load_engine,
 )
+from antiphon.services.generation.transformers_engine import OnSwap
 
 QUICK = RetryPolicy(attempts=8, initial_backoff=0.02, max_backoff=0.2)
 
@@ -36,9 +37,9 @@ QUICK = RetryPolicy(attempts=8, initial_backoff=0.02, max_backoff=0.2)
 class Service:
     """One generation service without weights on a unix socket; `restart` makes it forget."""
 
-    def __init__(self, model: Path, socket: Path) -> None:
+    def __init__(self, model: Path, socket: Path, on_swap: OnSwap = "finish") -> None:
         self.address = f"unix:{socket}"
-        self._options = GenerationOptions(model=str(model), weights=False)
+        self._options = GenerationOptions(model=str(model), weights=False, on_swap=on_swap)
         self._server: Server | None = None
 
     async def start(self) -> None:
@@ -69,9 +70,11 @@ class Learner:
 
 
 @asynccontextmanager
-async def services(model: Path, directory: Path, count: int) -> AsyncIterator[list[Service]]:
+async def services(
+    model: Path, directory: Path, count: int, on_swap: OnSwap = "finish"
+) -> AsyncIterator[list[Service]]:
     """`count` services of a model, stopped at the end."""
-    made = [Service(model, directory / f"{number}.sock") for number in range(count)]
+    made = [Service(model, directory / f"{number}.sock", on_swap) for number in range(count)]
     try:
         for service in made:
             await service.start()

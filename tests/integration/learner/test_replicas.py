@@ -19,6 +19,7 @@ from antiphon.clients.retry import RetryPolicy
 from antiphon.learner.weights.connect import check_fit, largest_incarnation, model_infos, needs_of
 from antiphon.learner.weights.replicas import RunSupersededError, ServiceTakenError
 from antiphon.services.common.models import load_model, load_tokenizer
+from antiphon.services.generation.transformers_engine import OnSwap
 
 
 async def test_every_replica_applies_the_same_version_and_samples_from_it(
@@ -180,3 +181,29 @@ async def test_a_service_of_another_vocabulary_or_tokenizer_is_refused_before_an
         model.resize_token_embeddings(50)
         with pytest.raises(ValueError, match=r"vocabulary: got \d+ tokens.*wanted 50"):
             check_fit(info, needs_of(1, model, None, full_logprobs=False), service.address)
+
+
+@pytest.mark.parametrize("on_swap", ["finish", "continue"])
+async def test_weights_that_are_published_while_a_batch_is_sampled(
+    tiny_model_folder: Path, tmp_path: Path, on_swap: OnSwap
+) -> None:
+    """With `max_staleness` above 0. Every token says which version sampled it, and the next batch
+    is sampled from the new one."""
+    async with (
+        services(tiny_model_folder, tmp_path, 1, on_swap) as (service,),
+        learner(tiny_model_folder, [service.address], max_new_tokens=200) as side,
+    ):
+        await side.publisher.publish()
+        first = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            under_way = group.create_task(
+                sampled(side.agent, prompts(6, samples=4), lambda _: first.set())
+            )
+            await first.wait()
+            await side.publisher.publish()
+        spans = [completion.weights_spans for completion in under_way.result().values()]
+        versions = {tuple(span.weights_version for span in of_one) for of_one in spans}
+        assert len(spans) == 24
+        assert versions == ({(1,)} if on_swap == "finish" else {(1,), (1, 2)})
+        again = await sampled(side.agent, prompts(1))
+        assert {c.weights_spans[0].weights_version for c in again.values()} == {2}
