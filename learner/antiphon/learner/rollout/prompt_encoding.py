@@ -77,13 +77,14 @@ class PromptEncoder:
                     f"one for agent {self._agent}, and a prompt that is text: {content!r:.80}",
                     "apply_chat_template=True, or prompts that are chat messages",
                 )
-            return AgentPrompt(content, tuple(encode_prompt(self._tokenizer, content)))
+            ids = encode_prompt(self._tokenizer, content)
+            return AgentPrompt(content, tuple(ids), plain=content)
         self._try_template()
         messages = messages_of(content)
         if self._system_prompt is not None and messages[0].role != "system":
             messages = (ChatMessage("system", self._system_prompt), *messages)
         ids = encode_text(self._tokenizer, self._rendered(messages))
-        return AgentPrompt(content, tuple(ids), chat=True)
+        return AgentPrompt(content, tuple(ids), chat=True, plain=messages)
 
     def append(self, before: AgentPrompt, answer: Completion, content: str | Chat) -> AgentPrompt:
         """The ids of a prompt that goes on after what was asked and answered.
@@ -108,7 +109,8 @@ class PromptEncoder:
                 f"chat messages for agent {self._agent}, whose prompt before was a text",
                 "a text, or apply_chat_template=True, so that the first prompt is a chat too",
             )
-        return replace(before, content=content, token_ids=before.token_ids + said)
+        ids = before.token_ids + said
+        return replace(before, content=content, token_ids=ids, plain="")
 
     def _after(self, end: int | None, content: str | Chat) -> tuple[int, ...]:
         """The template's ids from an answer to the next one; `end` is the answer's end token."""

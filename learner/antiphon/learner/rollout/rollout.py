@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from antiphon.clients.types import (
@@ -22,6 +22,7 @@ from antiphon.clients.types import (
     Completion,
     JointAction,
     Phase,
+    Prompt,
     PromptSamples,
     Score,
     ScoredJointAction,
@@ -181,6 +182,7 @@ class Rollout:
         on_turn: Told the epoch, the turn and a task's prompt whenever a turn begins.
         phase: What the joint actions are for.
         actions: Splits joint completions into the roles' actions; None where each agent acts.
+        as_text: Policies whose engines take text only and encode it themselves.
     """
 
     def __init__(
@@ -196,6 +198,7 @@ class Rollout:
         on_turn: OnTurn | None = None,
         phase: Phase = Phase.TRAIN,
         actions: Actions | None = None,
+        as_text: Collection[int] = (),
     ) -> None:
         self._shape = shape
         self._policies = shape.policies or tuple((agent,) for agent in range(shape.num_agents))
@@ -213,6 +216,7 @@ class Rollout:
         self._on_turn = on_turn
         self._phase = phase
         self._split = actions
+        self._as_text = frozenset(as_text)
         self._indices = joint_indices(shape.joint_mode, shape.num_agents, shape.num_generations)
 
     async def grow(self, epoch: int, rows: Sequence[Row]) -> Grown:
@@ -263,7 +267,7 @@ class Rollout:
 
         batch = [
             PromptSamples(
-                TokenIds(opened.node.prompts[agent].token_ids),
+                self._sent(policy, opened.node.prompts[agent]),
                 tuple(
                     self._seed_of(
                         epoch=epoch,
@@ -280,6 +284,19 @@ class Rollout:
         with self._clock.measure(GENERATE):
             await self._generators[policy].generate(batch, deliver)
 
+    def _sent(self, policy: int, prompt: AgentPrompt) -> Prompt:
+        return prompt.plain if policy in self._as_text else TokenIds(prompt.token_ids)
+
+    def _take_encoded(self, node: Node) -> None:
+        """What is trained are the prompt's ids as the engine made them of the text."""
+        agents = {agent for policy in self._as_text for agent in self._policies[policy]}
+        node.prompts = tuple(
+            replace(prompt, token_ids=node.completions[agent][0].prompt_token_ids)
+            if agent in agents
+            else prompt
+            for agent, prompt in enumerate(node.prompts)
+        )
+
     async def _finish(self, epoch: int, opened: _Open) -> None:
         """Score a node whose completions are all there, and open its children."""
         node = opened.node
@@ -287,6 +304,7 @@ class Rollout:
             tuple(completion for completion in row if completion is not None)
             for row in opened.slots
         )
+        self._take_encoded(node)
         if self._split is None:
             acted = [_agent_actions(node, samples) for samples in self._indices]
         else:

@@ -45,6 +45,8 @@ class BranchStop(StrEnum):
 class AgentPrompt:
     """What one agent was asked: as user functions see it, and the ids that the engine saw [P].
 
+    `plain` is what an engine that takes text only is sent: text, or the whole chat; empty where a
+    conversation was appended to, which has no other form than the ids.
     `roles` holds the prompts of the roles that a joint prompt is made of (`learner.centralized`).
     `chat` says that the ids are those of a chat template, which a text may have been put under.
     """
@@ -53,6 +55,7 @@ class AgentPrompt:
     token_ids: tuple[int, ...]
     roles: tuple[str | Chat, ...] = ()
     chat: bool = False
+    plain: str | Chat = ""
 
 
 @dataclass(frozen=True)

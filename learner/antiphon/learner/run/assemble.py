@@ -44,6 +44,7 @@ from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.loop import TrainingRun
 from antiphon.learner.run.setup import RunSetup, save_policies
 from antiphon.learner.weights.connect import (
+    all_fixed,
     check_fit,
     largest_incarnation,
     model_infos,
@@ -118,6 +119,7 @@ class Assembly:
                 config.tensor_dtype,
                 replicas[number],
                 timeout=config.push_timeout,
+                deltas=config.delta_pushes,
             )
             for number, agents in enumerate(setup.policies)
         ]
@@ -169,6 +171,7 @@ class Assembly:
                 config.tensor_dtype,
                 replicas[number],
                 timeout=config.push_timeout,
+                deltas=False,
             )
             for number, agents in enumerate(setup.policies)
         ]
@@ -232,12 +235,27 @@ class Assembly:
             )
             # A child has the learner's tokenizer.
             tokenizer = agent.tokenizer if self._setup.endpoints(agents) else None
-            needs = needs_of(agents[0], agent.model, tokenizer, full_logprobs=full_logprobs)
+            needs = needs_of(
+                agents[0],
+                agent.model,
+                tokenizer,
+                full_logprobs=full_logprobs,
+                appends=config.conversation == "append",
+                trained=config.is_trainable(agents[0]),
+            )
+            fixed = all_fixed(infos, agents[0])
             for replica, info in zip(replicas[number], infos, strict=True):
                 check_fit(info, needs, replica.address)
+                replica.fixed = fixed
             offered = all(info.capabilities.full_logprobs for info in infos)
             wanted = full_logprobs or config.reference_kl_enabled
-            services.append(_Services(smallest_context(infos, agent.model), offered and wanted))
+            services.append(
+                _Services(
+                    smallest_context(infos, agent.model),
+                    offered and wanted,
+                    all(info.capabilities.token_ids for info in infos),
+                )
+            )
             found = max(found, largest_incarnation(infos, folder.run_id))
         incarnation = self._context.status.incarnation = folder.next_incarnation(found)
         return services, RunIdentity(folder.run_id, incarnation)
@@ -321,6 +339,7 @@ class Assembly:
             clock=self._clock,
             on_turn=lambda _, turn, text: record.sampling(prompt=text, turn=turn),
             actions=self._split_actions(),
+            as_text=served.as_text,
         )
 
     def _evaluator(self, served: _Served, judges: Judges) -> Evaluator | None:
@@ -344,6 +363,7 @@ class Assembly:
             ),
             phase=Phase.EVAL,
             actions=self._split_actions(),
+            as_text=served.as_text,
         )
         return Evaluator(
             config,
@@ -417,11 +437,12 @@ class _Services:
     """What a policy's services have in common.
 
     `context_length` is that of the smallest, `full_logprobs` says whether they are asked for
-    log-probabilities under the full softmax too.
+    log-probabilities under the full softmax too, `token_ids` whether all take prompts as those.
     """
 
     context_length: int
     full_logprobs: bool
+    token_ids: bool
 
 
 @dataclass(frozen=True)
@@ -432,3 +453,8 @@ class _Served:
     replicas: Sequence[Sequence[Replica]]
     services: Sequence[_Services]
     publishers: Sequence[AgentPublisher]
+
+    @property
+    def as_text(self) -> set[int]:
+        """Policies whose prompts are sent as text."""
+        return {number for number, one in enumerate(self.services) if not one.token_ids}

@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an agent needs of its services. `tokenizer_fingerprint` None is not compared."""
+    """What an agent needs of its services. `tokenizer_fingerprint` None is not compared.
+
+    `appends` says that conversations go on token for token, `trained` that it learns.
+    """
 
     agent: int
     vocabulary_size: int
     tokenizer_fingerprint: bytes | None
     full_logprobs: bool
     adapter: bool = False
+    appends: bool = False
+    trained: bool = True
 
 
 def needs_of(
@@ -36,12 +41,22 @@ def needs_of(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     full_logprobs: bool,
+    appends: bool = False,
+    trained: bool = True,
 ) -> Needs:
     """What a model needs of its services; without a tokenizer theirs is not compared."""
     head = model.get_output_embeddings()
     size = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
     fingerprint = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
-    return Needs(agent, int(size), fingerprint, full_logprobs, is_adapted(model))
+    return Needs(
+        agent,
+        int(size),
+        fingerprint,
+        full_logprobs,
+        adapter=is_adapted(model),
+        appends=appends,
+        trained=trained,
+    )
 
 
 async def model_infos(
@@ -50,7 +65,7 @@ async def model_infos(
     start_timeout: float,
     timeout: float,
 ) -> list[ModelInfo]:
-    """Ask all replicas what they run; those that are still starting are waited for.
+    """Ask all replicas what they run, and note it; those that are still starting are waited for.
 
     Args:
         replicas: Whom to ask.
@@ -69,11 +84,14 @@ async def _model_info(replica: Replica, start_timeout: float, timeout: float) ->
     deadline = time.monotonic() + start_timeout
     while True:
         try:
-            return await replica.client.get_model_info(timeout)
+            info = await replica.client.get_model_info(timeout)
         except CallError as error:
             if not error.transient or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.5)
+        else:
+            replica.acknowledged, replica.push_kinds = info.loaded, info.capabilities.push_kinds
+            return info
 
 
 def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
@@ -84,11 +102,15 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
     """
     where = f"agents[{needs.agent}] at {address}"
     can = info.capabilities
+    # A frozen agent may be served by an engine whose weights are fixed, once it is as it should be.
+    fixed = not needs.trained and not can.push_kinds
     offers = {
-        "full pushes of weights": PushKind.FULL in can.push_kinds,
-        "pushes of LoRA adapters": PushKind.ADAPTER in can.push_kinds or not needs.adapter,
-        "prompts as token ids": can.token_ids,
-        "log-probabilities of what it samples": can.logprobs,
+        "full pushes of weights": PushKind.FULL in can.push_kinds or fixed,
+        "pushes of LoRA adapters": (
+            PushKind.ADAPTER in can.push_kinds or fixed or not needs.adapter
+        ),
+        'prompts as token ids (conversation "append")': can.token_ids or not needs.appends,
+        "log-probabilities of what it samples": can.logprobs or not needs.trained,
         'log-probabilities of the full softmax (logprob_support "full")': (
             can.full_logprobs or not needs.full_logprobs
         ),
@@ -109,6 +131,22 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
             f"another one ({info.model}, fingerprint {info.tokenizer_fingerprint.hex()[:12]})",
             f"the learner's ({wanted.hex()[:12]}), in vocabulary, special tokens and template",
         )
+
+
+def all_fixed(infos: Sequence[ModelInfo], agent: int) -> bool:
+    """Whether an agent's replicas take no pushes.
+
+    Raises:
+        FieldError: Some do and some do not, so they cannot have one version.
+    """
+    fixed = [not info.capabilities.push_kinds for info in infos]
+    if any(fixed) != all(fixed):
+        raise FieldError(
+            f"agents[{agent}]",
+            f"engines {sorted({info.engine for info in infos})}, of which some take no pushes",
+            "replicas that all take pushes, or all keep their weights",
+        )
+    return all(fixed)
 
 
 def smallest_context(infos: Sequence[ModelInfo], model: PreTrainedModel) -> int:

@@ -14,6 +14,7 @@ from antiphon.clients.types import (
     LoadedWeights,
     ModelInfo,
     PushHeader,
+    PushKind,
     PushResult,
 )
 
@@ -62,17 +63,20 @@ class RunIdentity:
 
 @dataclass
 class Replica:
-    """One process that serves an agent; `acknowledged` are the weights that it said it applied.
+    """One process that serves an agent; `acknowledged` are the weights that it said it has.
 
     One that is not `reachable` gets no prompts until a push has reached it again, one that does not
-    keep pace (`keeps_pace`) some on trial only.
+    keep pace (`keeps_pace`) some on trial only. One that is `fixed` takes no push: it samples with
+    the weights that it started with.
     """
 
     address: str
     client: GenerationCalls
     acknowledged: LoadedWeights = field(default_factory=LoadedWeights)
+    push_kinds: frozenset[PushKind] = frozenset({PushKind.FULL})
     reachable: bool = True
     keeps_pace: bool = True
+    fixed: bool = False
 
 
 def lose(replica: Replica, replicas: Sequence[Replica], error: CallError) -> None:

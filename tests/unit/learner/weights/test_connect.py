@@ -13,7 +13,7 @@ from antiphon.clients.types import (
     ModelInfo,
     PushKind,
 )
-from antiphon.learner.weights.connect import Needs, check_fit
+from antiphon.learner.weights.connect import Needs, all_fixed, check_fit
 
 NEEDS = Needs(agent=1, vocabulary_size=30, tokenizer_fingerprint=None, full_logprobs=False)
 INFO = ModelInfo(
@@ -38,11 +38,32 @@ INFO = ModelInfo(
 )
 
 
-def test_an_engine_that_takes_text_only_is_refused() -> None:
-    """Conversations go on token for token, and prompts are templated and encoded here."""
-    check_fit(INFO, NEEDS, "here:1")
+def test_an_engine_that_takes_text_only_is_refused_for_appended_conversations() -> None:
+    """They go on token for token; prompts that stand alone may be sent as text."""
     text_only = replace(INFO, capabilities=replace(INFO.capabilities, token_ids=False))
+    check_fit(INFO, replace(NEEDS, appends=True), "here:1")
+    check_fit(text_only, NEEDS, "here:1")
     with pytest.raises(
         FieldError, match=r"agents\[1\] at here:1.*'words' without prompts as token"
     ):
-        check_fit(text_only, NEEDS, "here:1")
+        check_fit(text_only, replace(NEEDS, appends=True), "here:1")
+
+
+def test_an_engine_with_fixed_weights_serves_frozen_agents_only() -> None:
+    can = replace(INFO.capabilities, push_kinds=frozenset(), logprobs=False)
+    fixed = replace(INFO, capabilities=can)
+    check_fit(fixed, replace(NEEDS, trained=False), "here:1")
+    check_fit(fixed, replace(NEEDS, trained=False, adapter=True), "here:1")
+    with pytest.raises(FieldError, match=r"agents\[1\] at here:1.*without full pushes"):
+        check_fit(fixed, NEEDS, "here:1")
+    sampling_only = replace(INFO, capabilities=replace(INFO.capabilities, logprobs=False))
+    with pytest.raises(FieldError, match="without log-probabilities of what it samples"):
+        check_fit(sampling_only, NEEDS, "here:1")
+
+
+def test_replicas_all_take_pushes_or_all_keep_their_weights() -> None:
+    fixed = replace(INFO, capabilities=replace(INFO.capabilities, push_kinds=frozenset()))
+    assert not all_fixed([INFO, INFO], 1)
+    assert all_fixed([fixed, fixed], 1)
+    with pytest.raises(FieldError, match=r"agents\[1\].*some take no pushes"):
+        all_fixed([INFO, fixed], 1)
