@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from k8s.monitoring.dashboards import all_dashboards
 

@@ -75,6 +75,13 @@ def _rewards() -> list[object]:
             Query(select("antiphon_learner_reference_kl_mean", TURN, AGENT), both),
             low=None,
         ),
+        of_agent(
+            "Reference KL in the loss",
+            "What the distance from the reference adds to the loss; with reference_kl_mode loss.",
+            "none",
+            "reference_kl_loss",
+            low=None,
+        ),
         graph(
             "Missing rewards",
             "Joint actions without a reward, per second by why: no score, one that is not finite, "
@@ -163,6 +170,21 @@ def _steps() -> list[object]:
 
 def _agreement() -> list[object]:
     return [
+        of_agent(
+            "Staleness",
+            "Most publishes between the weights that a node of the last batch was sampled from and "
+            "its training. At most max_staleness, while its minibatch fills more.",
+            "none",
+            "staleness_max",
+        ),
+        of_agent(
+            "Truncated tokens",
+            "Share of tokens whose importance ratio was above the cap; only with max_staleness.",
+            "percentunit",
+            "truncated_tokens_ratio",
+            high=1,
+            steps=[(None, "green"), (0.2, "orange")],
+        ),
         of_agent(
             "Log-probability gap, mean",
             "Difference between learner and engine for the same tokens. Float error only on the "

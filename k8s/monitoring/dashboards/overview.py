@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.common import BigValueTextMode
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from k8s.monitoring.dashboards.parts import (
     AGENT,
@@ -53,7 +54,7 @@ def _run() -> list[object]:
             "The run's folder. Its settings are labels of antiphon_run_info.",
             "none",
             Query(select("antiphon_run_info"), "{{run}}"),
-            show="name",
+            show=BigValueTextMode.NAME,
         ),
         figure(
             "State",
@@ -83,7 +84,7 @@ def _run() -> list[object]:
             "Processes that answer Prometheus, by what they are.",
             "none",
             Query(f"count by (service) ({select('antiphon_build_info')})", "{{service}}"),
-            show="value_and_name",
+            show=BigValueTextMode.VALUE_AND_NAME,
         ),
         figure(
             "Alerts",

@@ -8,11 +8,14 @@ generation service's series are told apart by agent, `by_agent` joins them with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders import dashboard as page
 from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    BigValueTextMode,
     GraphThresholdsStyleMode,
     HeatmapCellLayout,
     LegendDisplayMode,
@@ -45,6 +48,7 @@ TAG = "antiphon"
 COLUMNS = 24
 TITLES = ("Overview", "Learning", "Rollouts", "Services", "Weights")
 
+PanelT = TypeVar("PanelT", timeseries.Panel, stat.Panel)
 Steps = list[tuple[float | None, str]]
 """Thresholds: from which value on (None for the first) which colour counts."""
 
@@ -157,7 +161,7 @@ def figure(
     *queries: Query,
     width: int = 4,
     steps: Steps | None = None,
-    show: Literal["value", "name", "value_and_name"] = "value",
+    show: BigValueTextMode = BigValueTextMode.VALUE,
     mappings: dict[str, tuple[str, str]] | None = None,
 ) -> stat.Panel:
     """A panel of single values.
@@ -181,8 +185,12 @@ def figure(
         .span(width)
         .height(4)
         .text_mode(show)
-        .color_mode("background_solid" if steps or mappings else "value")
-        .graph_mode("none" if show == "name" else "area")
+        .color_mode(
+            BigValueColorMode.BACKGROUND_SOLID if steps or mappings else BigValueColorMode.VALUE
+        )
+        .graph_mode(
+            BigValueGraphMode.NONE if show is BigValueTextMode.NAME else BigValueGraphMode.AREA
+        )
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .no_value("-")
     )
@@ -249,7 +257,7 @@ def board(
     return built.build()
 
 
-def _with_queries(panel: Any, queries: tuple[Query, ...]) -> Any:
+def _with_queries(panel: PanelT, queries: tuple[Query, ...]) -> PanelT:
     for letter, query in zip("ABCDEFGHIJ", queries, strict=False):
         panel = panel.with_target(_target(letter, query))
     return panel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.common import BigValueTextMode
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from k8s.monitoring.dashboards.parts import (
     FILTER,
@@ -186,7 +187,7 @@ def _processes() -> list[object]:
             "s",
             Query(f"(time() - {select('process_start_time_seconds')}){service}", names),
             width=12,
-            show="value_and_name",
+            show=BigValueTextMode.VALUE_AND_NAME,
         ),
         figure(
             "Certificates end in",
@@ -194,7 +195,7 @@ def _processes() -> list[object]:
             "s",
             Query(f"({expiry} - time()){service}", names),
             width=6,
-            show="value_and_name",
+            show=BigValueTextMode.VALUE_AND_NAME,
             steps=[(None, "red"), (3 * 86400, "orange"), (14 * 86400, "green")],
         ),
         figure(
@@ -203,6 +204,6 @@ def _processes() -> list[object]:
             "none",
             Query(f"count by (version) ({select('antiphon_build_info')})", "{{version}}"),
             width=6,
-            show="value_and_name",
+            show=BigValueTextMode.VALUE_AND_NAME,
         ),
     ]

@@ -53,6 +53,7 @@ top_k = "none"
 top_p = "none"
 agent_learning_rate = {learning_rate}
 early_termination_threshold = "none"
+max_staleness = 1
 reference_kl_enabled = true
 reference_kl_mode = "loss"
 reference_kl_coef = 0.001
@@ -109,7 +110,10 @@ def watched_run(folder: Path, *, epochs: int, learning_rate: float = 0.003) -> I
     """Trains, with Prometheus watching; the services and Prometheus are up within the block."""
     with Processes(folder) as processes, prometheus(folder, processes) as server:
         services = _services(folder, processes)
-        addresses = {n: str(s.description()["metrics_address"]) for n, s in services.items()}
+        addresses = {
+            name: str(service.description(timeout=240)["metrics_address"])
+            for name, service in services.items()
+        }
         server.scrape(addresses)
         run_file = _run_file(folder, services, epochs, learning_rate)
         learner = processes.antiphon("learner", "train", str(run_file), cwd=folder)
