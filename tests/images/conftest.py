@@ -46,8 +46,8 @@ class Image:
             _output("du", "--summarize", "--bytes", "--one-file-system", self.root).split()[0]
         )
 
-    def command(self, task: Path, *arguments: str) -> list[str]:
-        """A command line that runs `antiphon` in it, with `task` as /task."""
+    def command(self, task: Path, *arguments: str, entry: str = "antiphon") -> list[str]:
+        """A command line that runs a program in it, with `task` as /task."""
         task.chmod(0o755)
         environ = dict(text.split("=", 1) for text in self.settings["Env"])
         path = environ.pop("PATH")
@@ -55,7 +55,7 @@ class Image:
         return [
             *("env", f"ROOT={self.root}", f"TASK={task}", f"IMAGE_PATH={path}"),
             *("unshare", "--mount", "--", "bash", "-c", MOUNTS, "image"),
-            *(*variables, *self.settings["Entrypoint"], *arguments),
+            *(*variables, entry, *arguments),
         ]
 
 

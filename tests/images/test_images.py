@@ -41,6 +41,7 @@ def test_an_image_is_small(image: Images, target: str, capsys: pytest.CaptureFix
 def test_the_command_line_runs_without_rights(image: Images, target: str, tmp_path: Path) -> None:
     built = image(target)
     assert built.settings["User"] == "10001:10001"
+    assert built.settings["Entrypoint"] == ["antiphon"]
     assert "usage: antiphon" in run(built.command(tmp_path, "--help")).lower()
 
 
@@ -53,6 +54,15 @@ def test_an_image_lists_what_the_lock_file_pins(image: Images, target: str) -> N
     pinned = _pinned()
     assert {name: version for name, version in held.items() if pinned.get(name) != version} == {}
     assert ("torch" in held) == (target != "services")
+
+
+def test_models_can_be_fetched_in_the_generation_image(image: Images, tmp_path: Path) -> None:
+    """What the component `model-cache` runs."""
+    built = image("generation")
+    assert (
+        "usage: hf download"
+        in run(built.command(tmp_path, "download", "--help", entry="hf")).lower()
+    )
 
 
 def test_a_reward_service_serves_from_the_image(

@@ -43,7 +43,8 @@ def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_kubernetes_accepts_it(objects: Sequence[Manifest]) -> None:
-    for manifest in objects:
+    jobs = [job for manifest in of_kind(objects, "JobSet") for job in _jobs(manifest)]
+    for manifest in (*objects, *jobs):
         if manifest["apiVersion"].partition("/")[0] in CUSTOM:
             continue
         try:
@@ -51,6 +52,15 @@ def test_kubernetes_accepts_it(objects: Sequence[Manifest]) -> None:
         except kubernetes_validate.ValidationError as error:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             pytest.fail(f"{name}: {error.message} at {list(error.path)}")
+
+
+def _jobs(job_set: Manifest) -> list[Manifest]:
+    """The Jobs that a JobSet makes."""
+    return [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
+        | {"spec": job["template"]["spec"]}
+        for job in job_set["spec"]["replicatedJobs"]
+    ]
 
 
 def test_every_name_that_is_used_is_there(objects: Sequence[Manifest]) -> None:
