@@ -56,6 +56,7 @@ FREE: Mapping[str, str] = {
     "transition_timeout": _SERVICES,
     "generate_timeout": _SERVICES,
     "push_timeout": _SERVICES,
+    "delta_pushes": _SERVICES,
     "control_timeout": _SERVICES,
     "start_timeout": _SERVICES,
     "run_lease": _SERVICES,

@@ -195,6 +195,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     wire_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the weights that are sampled from and trained; the master copy is
     float32."""
+    delta_pushes: bool = True
+    """Push what changed instead of all weights, where that is less and the service takes it. Keeps
+    a copy of each policy's published weights, in `wire_dtype`, in the learner's memory."""
     on_score_failure: ScoreFailure = "stop"
     """A reward that fails stops the run, or counts as missing."""
     reward_batch_size: int = Field(default=1, ge=1)

@@ -156,18 +156,18 @@ class LearnerMetrics:
         )
         # Publishing.
         self._version = gauge("weights_version", "Version that every replica applied.", "agent")
-        self._push_bytes = counter("push_bytes", "Bytes of weights sent.", "agent")
+        self._push_bytes = counter("push_bytes", "Bytes of weights sent.", "agent", "kind")
         self._push_seconds = Histogram(
             _PREFIX + "push_seconds",
             "Seconds of a publish, from encoding to the last answer.",
-            ("agent",),
+            ("agent", "kind"),
             buckets=_SECONDS_BUCKETS,
             registry=registry,
         )
         self._push_pause = Histogram(
             _PREFIX + "push_pause_seconds",
             "Longest time of a publish in which a replica could not generate.",
-            ("agent",),
+            ("agent", "kind"),
             buckets=_SECONDS_BUCKETS,
             registry=registry,
         )
@@ -325,9 +325,10 @@ class LearnerMetrics:
             agent = publication.agent
             for player in self._players.get(agent, (agent,)):
                 self._version.labels(player).set(publication.version)
-            self._push_bytes.labels(agent).inc(publication.nbytes)
-            self._push_seconds.labels(agent).observe(publication.seconds)
-            self._push_pause.labels(agent).observe(publication.pause_seconds)
+            kind = publication.kind.value
+            self._push_bytes.labels(agent, kind).inc(publication.nbytes)
+            self._push_seconds.labels(agent, kind).observe(publication.seconds)
+            self._push_pause.labels(agent, kind).observe(publication.pause_seconds)
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Tell an evaluation."""

@@ -5,9 +5,9 @@ that lost its weights is sent the present version again. One that cannot be reac
 where others are left the run goes on without it, every publish tries it again beside the others,
 and once a push reaches it, it takes its share again.
 
-Of an agent with a LoRA adapter only the adapter is sent, in a push of kind ADAPTER; a replica that
-lacks its base (PUSH_BASE_MISMATCH) gets base and adapter together, in one of kind FULL. Both have
-the same digest, that of all tensors. The base is frozen and is encoded once more only then.
+Each replica gets what brings it on from what it has acknowledged (`encoding`): what changed, where
+that is less than all. One that turns out to have other weights (PUSH_BASE_MISMATCH) is sent what it
+then lacks, or all.
 """
 
 from __future__ import annotations
@@ -21,17 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from antiphon.clients.digest import tensor_checksum, weights_digest
 from antiphon.clients.errors import CallError, ContractError
-from antiphon.clients.types import (
-    FieldError,
-    LoadedWeights,
-    PushHeader,
-    PushKind,
-    TensorDtype,
-    TensorSpec,
-)
+from antiphon.clients.types import FieldError, LoadedWeights, PushKind, TensorDtype
 from antiphon.learner.concurrency import task_group
+from antiphon.learner.weights.encoding import Push, WeightsEncoder
 from antiphon.learner.weights.replicas import (
     Replica,
     RunIdentity,
@@ -40,10 +33,11 @@ from antiphon.learner.weights.replicas import (
     lose,
     raise_explained,
 )
-from antiphon.services.common.lora import adapter_dtype, is_adapter_tensor
-from antiphon.services.common.tensors import to_bytes
 
 logger = logging.getLogger(__name__)
+
+_NOT_FROM_THIS_BASE = frozenset({"PUSH_BASE_MISMATCH", "PUSH_CHECKSUM_MISMATCH"})
+"""Why a delta is refused that all tensors would be taken instead of."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,8 @@ class Publication:
     """A version that every reachable replica has applied.
 
     `nbytes` is what went to these replicas together, `seconds` from encoding to the last answer,
-    `pause_seconds` the longest time in which a replica could not generate.
+    `pause_seconds` the longest time in which a replica could not generate, `kind` FULL where any of
+    them was sent all tensors.
     """
 
     agent: int
@@ -59,19 +54,16 @@ class Publication:
     nbytes: int
     seconds: float
     pause_seconds: float
+    kind: PushKind = PushKind.FULL
 
 
 @dataclass(frozen=True)
-class _Encoded:
-    """A push. `whole` makes that of all tensors, where this one is of an adapter alone."""
+class _Applied:
+    """What one replica was sent until it had applied a version."""
 
-    header: PushHeader
-    buffers: tuple[memoryview, ...]
-    whole: Callable[[], _Encoded] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
+    kind: PushKind
+    nbytes: int = 0
+    pause_seconds: float = 0.0
 
 
 class AgentPublisher:
@@ -84,6 +76,7 @@ class AgentPublisher:
         dtype: Their number format on the wire.
         replicas: The agent's processes, one at least.
         timeout: Seconds per push and replica.
+        deltas: Send what changed where that is less; it takes a copy of the weights on the wire.
     """
 
     def __init__(
@@ -95,14 +88,19 @@ class AgentPublisher:
         replicas: Sequence[Replica],
         *,
         timeout: float,
+        deltas: bool = True,
     ) -> None:
         self._identity = identity
         self._agent = agent
-        self._tensors = tensors
-        self._dtype = dtype
         self._replicas = replicas
         self._timeout = timeout
-        self._base: tuple[TensorSpec, ...] = ()
+        self._encoder = WeightsEncoder(
+            identity,
+            agent,
+            tensors,
+            dtype,
+            deltas=deltas and any(PushKind.DELTA in replica.push_kinds for replica in replicas),
+        )
         self._digest = b""
         self._resumed_digest: bytes | None = None
         self.version = 0
@@ -123,51 +121,56 @@ class AgentPublisher:
         start = time.monotonic()
         if all(replica.fixed for replica in self._replicas):
             return Publication(self._agent, self.version, 0, 0.0, 0.0)
-        encoded = await asyncio.to_thread(self._encode, self.version + 1)
-        self._check_resumed(encoded.header.digest)
-        self._seek_lost(encoded)
+        await self._stop_seeking()
+        whole = await asyncio.to_thread(self._encoder.encode, self.version + 1)
+        self._check_resumed(whole.header.digest)
+        self._seek_lost(whole)
         async with task_group() as group:
             pushes = [
-                group.create_task(self._push_or_lose(replica, encoded))
+                group.create_task(self._push_or_lose(replica, whole))
                 for replica in self._replicas
                 if replica.reachable
             ]
-        self.version, self._digest = encoded.header.version, encoded.header.digest
+        self.version, self._digest = whole.header.version, whole.header.digest
         applied = [done for push in pushes if (done := push.result()) is not None]
+        kinds = {done.kind for done in applied}
         return Publication(
             agent=self._agent,
             version=self.version,
-            nbytes=sum(nbytes for nbytes, _ in applied),
+            nbytes=sum(done.nbytes for done in applied),
             seconds=time.monotonic() - start,
-            pause_seconds=max(pause for _, pause in applied),
+            pause_seconds=max(done.pause_seconds for done in applied),
+            kind=PushKind.FULL if PushKind.FULL in kinds else kinds.pop(),
         )
 
     async def close(self) -> None:
         """Give up the replicas that could not be reached."""
+        await self._stop_seeking()
+
+    async def _stop_seeking(self) -> None:
+        """End what is still being pushed: its bytes are about to be those of other weights."""
         for task in self._returning.values():
             task.cancel()
         await asyncio.gather(*self._returning.values(), return_exceptions=True)
+        self._returning.clear()
 
-    def _seek_lost(self, encoded: _Encoded) -> None:
+    def _seek_lost(self, whole: Push) -> None:
         """Push to the replicas that could not be reached, beside everything else."""
         for replica in self._replicas:
-            if replica.reachable:
-                continue
-            if earlier := self._returning.pop(replica.address, None):
-                earlier.cancel()
-            self._returning[replica.address] = asyncio.create_task(self._seek(replica, encoded))
+            if not replica.reachable:
+                self._returning[replica.address] = asyncio.create_task(self._seek(replica, whole))
 
-    async def _seek(self, replica: Replica, encoded: _Encoded) -> None:
+    async def _seek(self, replica: Replica, whole: Push) -> None:
         try:
-            await self._push(replica, encoded)
+            await self._push(replica, whole)
         except (CallError, RunSupersededError, ServiceTakenError) as error:
             logger.warning("%s stays left out: %s", replica.address, error)
         else:
             replica.reachable = True
 
-    async def _push_or_lose(self, replica: Replica, encoded: _Encoded) -> tuple[int, float] | None:
+    async def _push_or_lose(self, replica: Replica, whole: Push) -> _Applied | None:
         try:
-            return await self._push(replica, encoded)
+            return await self._push(replica, whole)
         except CallError as error:
             lose(replica, self._replicas, error)
             return None
@@ -182,13 +185,13 @@ class AgentPublisher:
             await self._push_published(replica)
 
     async def _push_published(self, replica: Replica) -> None:
-        encoded = await asyncio.to_thread(self._encode, self.version)
-        if encoded.header.digest != self._digest:
+        whole = await asyncio.to_thread(self._encoder.published, self.version)
+        if whole.header.digest != self._digest:
             raise RuntimeError(
                 f"agent {self._agent}: the weights changed since version {self.version} was "
                 f"published, so it cannot be sent again to {replica.address}"
             )
-        await self._push(replica, encoded)
+        await self._push(replica, whole)
 
     def state_dict(self) -> dict[str, Any]:
         """The version that is published, and the digest of its weights."""
@@ -209,76 +212,59 @@ class AgentPublisher:
                 "trained is not in the checkpoint and must be that of the run's first model",
             )
 
-    def _encode(self, version: int) -> _Encoded:
-        tensors = self._tensors()
-        adapter = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
-        if not adapter:
-            return self._encoded(version, PushKind.FULL, self._parts(tensors))
-        base = {name: t for name, t in tensors.items() if name not in adapter}
-        if not self._base:
-            self._base = tuple(spec for spec, _ in self._parts(base))
-        # Copied, so that a push of all tensors that comes later is of this version all the same.
-        parts = [(spec, memoryview(bytes(buffer))) for spec, buffer in self._parts(adapter)]
-        return self._encoded(
-            version,
-            PushKind.ADAPTER,
-            parts,
-            base=self._base,
-            whole=lambda: self._encoded(version, PushKind.FULL, [*self._parts(base), *parts]),
-        )
+    async def _push(self, replica: Replica, whole: Push) -> _Applied:
+        """Bring one replica to a version, by what it lacks as far as is known, or by all."""
+        pushes, refusals = self._path(replica, whole), 0
+        while True:
+            try:
+                return await self._send(replica, pushes)
+            except CallError as error:
+                refusals += 1
+                pushes = await self._instead(replica, whole, pushes, error, last=refusals > 1)
 
-    def _encoded(
-        self,
-        version: int,
-        kind: PushKind,
-        parts: Sequence[tuple[TensorSpec, memoryview]],
-        *,
-        base: tuple[TensorSpec, ...] = (),
-        whole: Callable[[], _Encoded] | None = None,
-    ) -> _Encoded:
-        ordered = sorted(parts, key=lambda part: part[0].name)
-        specs = tuple(spec for spec, _ in ordered)
-        header = PushHeader(
-            run_id=self._identity.run_id,
-            incarnation=self._identity.incarnation,
-            agent=self._agent,
-            version=version,
-            digest=weights_digest((*base, *specs)),
-            kind=kind,
-            tensors=specs,
-            base_digest=weights_digest(base) if base else b"",
-        )
-        return _Encoded(header, tuple(buffer for _, buffer in ordered), whole)
+    def _path(self, replica: Replica, whole: Push) -> list[Push]:
+        if PushKind.DELTA not in replica.push_kinds:
+            return [whole]
+        return self._encoder.path(replica.acknowledged, whole)
 
-    def _parts(self, tensors: Mapping[str, Tensor]) -> list[tuple[TensorSpec, memoryview]]:
-        parts = []
-        for name, tensor in tensors.items():
-            dtype = adapter_dtype(name, self._dtype)
-            buffer = to_bytes(tensor, dtype)
-            spec = TensorSpec(name, dtype, tuple(tensor.shape), tensor_checksum(buffer))
-            parts.append((spec, buffer))
-        return parts
+    async def _instead(
+        self, replica: Replica, whole: Push, pushes: list[Push], error: CallError, *, last: bool
+    ) -> list[Push]:
+        """What to send where these pushes were refused; `last` for all of it."""
+        kind = pushes[0].header.kind
+        if kind is PushKind.DELTA and error.reason in _NOT_FROM_THIS_BASE:
+            replica.acknowledged = LoadedWeights() if last else _told(error)
+            return self._path(replica, whole)
+        if kind is PushKind.ADAPTER and error.reason == "PUSH_BASE_MISMATCH" and whole.whole:
+            return [await asyncio.to_thread(whole.whole)]
+        return raise_explained(error, self._identity, self._agent)
 
-    async def _push(self, replica: Replica, encoded: _Encoded) -> tuple[int, float]:
-        """Push to one replica; returns bytes, and the seconds in which it could not generate."""
-        header = encoded.header
-        try:
-            result = await replica.client.push_weights(
-                header, encoded.buffers.__getitem__, timeout=self._timeout
+    async def _send(self, replica: Replica, pushes: list[Push]) -> _Applied:
+        """Send pushes in order; each is applied when the next one begins."""
+        pause = 0.0
+        for push in pushes:
+            header = push.header
+            result = await replica.client.push_weights(header, push.read, timeout=self._timeout)
+            if (result.weights_version, result.digest) != (header.version, header.digest):
+                raise ContractError(
+                    replica.address,
+                    "PushWeights",
+                    f"got version {result.weights_version} with digest {result.digest.hex()[:12]} "
+                    f"as applied, wanted version {header.version} with {header.digest.hex()[:12]}, "
+                    "as pushed",
+                )
+            replica.acknowledged = LoadedWeights(
+                self._identity.run_id, self._identity.incarnation, header.version, header.digest
             )
-        except CallError as error:
-            if error.reason == "PUSH_BASE_MISMATCH" and encoded.whole is not None:
-                return await self._push(replica, await asyncio.to_thread(encoded.whole))
-            raise_explained(error, self._identity, self._agent)
-        if (result.weights_version, result.digest) != (header.version, header.digest):
-            raise ContractError(
-                replica.address,
-                "PushWeights",
-                f"got version {result.weights_version} with digest {result.digest.hex()[:12]} as "
-                f"applied, wanted version {header.version} with {header.digest.hex()[:12]}, as "
-                "pushed",
-            )
-        replica.acknowledged = LoadedWeights(
-            self._identity.run_id, self._identity.incarnation, header.version, header.digest
-        )
-        return encoded.nbytes, result.pause_seconds
+            pause += result.pause_seconds
+        return _Applied(pushes[-1].header.kind, sum(push.nbytes for push in pushes), pause)
+
+
+def _told(error: CallError) -> LoadedWeights:
+    """What a replica says it has loaded, in refusing a push; nothing where it does not say."""
+    try:
+        version = int(error.metadata["loaded_version"])
+        digest = bytes.fromhex(error.metadata["loaded_digest"])
+    except (KeyError, ValueError):
+        return LoadedWeights()
+    return LoadedWeights(version=version, digest=digest)

@@ -35,8 +35,10 @@ class GenerationMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_PREFIX + name, text, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(_PREFIX + name, text, buckets=buckets, registry=registry)
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...] = _SECONDS, *labels: str
+        ) -> Histogram:
+            return Histogram(_PREFIX + name, text, labels, buckets=buckets, registry=registry)
 
         self._info = gauge(
             "info",
@@ -81,10 +83,17 @@ class GenerationMetrics:
         )
         self.requests = counter("requests_total", "Generate calls by how they ended.", "result")
         self.weights_version = gauge("weights_version", "The applied weights version.")
-        self.push_bytes = counter("push_bytes_total", "Bytes of pushed tensors that arrived.")
-        self.push = histogram("push_seconds", "Time of a push from its header until applied.")
+        self.push_bytes = counter(
+            "push_bytes_total", "Bytes of pushed tensors that arrived.", "kind"
+        )
+        self.push = histogram(
+            "push_seconds", "Time of a push from its header until applied.", _SECONDS, "kind"
+        )
         self.push_pause = histogram(
-            "push_pause_seconds", "Time in which a swap kept the engine from sampling."
+            "push_pause_seconds",
+            "Time in which a swap kept the engine from sampling.",
+            _SECONDS,
+            "kind",
         )
         self.pushes = counter("pushes_total", "Pushes by how they ended.", "kind", "result")
         for reason in FinishReason:
@@ -92,6 +101,8 @@ class GenerationMetrics:
         for result in ("finished", "failed", "cancelled"):
             self.requests.labels(result)
         for kind in PushKind:
+            for series in (self.push_bytes, self.push, self.push_pause):
+                series.labels(kind.value)
             for result in ("applied", "failed"):
                 self.pushes.labels(kind.name.lower(), result)
         self.step_age = gauge(

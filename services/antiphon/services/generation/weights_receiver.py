@@ -103,7 +103,7 @@ class WeightsReceiver:
             outcome = "applied"
         finally:
             self._metrics.pushes.labels(kind, outcome).inc()
-        self._metrics.push.observe(time.perf_counter() - began)
+        self._metrics.push.labels(kind).observe(time.perf_counter() - began)
         return result
 
     async def _push(self, header: PushHeader, parts: AsyncIterator[Part]) -> PushResult:
@@ -211,7 +211,7 @@ class WeightsReceiver:
 
     def _take(self, staging: Staging, part: Part | None) -> None:
         if isinstance(part, WeightsChunk):
-            self._metrics.push_bytes.inc(staging.add(part))
+            self._metrics.push_bytes.labels(staging.header.kind.value).inc(staging.add(part))
             return
         if isinstance(part, PushHeader):
             raise FieldError("part", "a second header", "chunks after the header")
@@ -237,7 +237,7 @@ class WeightsReceiver:
             pause = await self._swap(staging, loaded)
         finally:
             self._applying = None
-        self._metrics.push_pause.observe(pause)
+        self._metrics.push_pause.labels(staging.header.kind.value).observe(pause)
         logger.info(
             "weights version %d of run %s applied, pause %.3f s",
             loaded.version,

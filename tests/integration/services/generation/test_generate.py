@@ -182,7 +182,7 @@ async def test_model_info_says_what_runs(tiny_folders: Folders) -> None:
     assert info.end_token_ids == (2, 3)
     assert info.tokenizer_fingerprint == tokenizer_fingerprint(load_tokenizer(folder))
     assert (info.instance_id, info.boot_id) == (r.server.instance_id, r.server.boot_id)
-    assert info.capabilities.push_kinds == {PushKind.FULL, PushKind.ADAPTER}
+    assert info.capabilities.push_kinds == frozenset(PushKind)
     assert info.capabilities.token_ids
     assert info.capabilities.logprobs
     assert info.capabilities.seeds
@@ -288,8 +288,9 @@ async def test_metrics_count_what_happened(tiny_folders: Folders) -> None:
     finished = [grown(f'completions_total{{finish_reason="{r}"}}') for r in ("length",)]
     assert finished == [sum(c.finish_reason is FinishReason.LENGTH for c in got)]
     assert after["antiphon_generation_weights_version"] == 4
-    assert grown("push_bytes_total") == push.nbytes
-    assert grown("push_pause_seconds_count") == grown("push_seconds_count") == 1
+    assert grown('push_bytes_total{kind="full"}') == push.nbytes
+    assert grown('push_pause_seconds_count{kind="full"}') == 1
+    assert grown('push_seconds_count{kind="full"}') == 1
     assert after["antiphon_generation_num_requests_running"] == 0
     assert after["antiphon_generation_num_requests_waiting"] == 0
     key = "grpc_server_handled_total"

@@ -345,8 +345,8 @@ def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     assert value("grad_norm", agent="0") == 2.0
     assert value("weights_version", agent="0") == 3
     assert value("weights_version", agent="1") == 0
-    assert value("push_bytes_total", agent="0") == 100
-    assert value("push_seconds_count", agent="0") == 1
+    assert value("push_bytes_total", agent="0", kind="full") == 100
+    assert value("push_seconds_count", agent="0", kind="full") == 1
     assert value("stage_seconds_total", stage="update") == 1.0
     assert value("prompts_trained_total") == 1
     assert value("prompts_planned") == 4

@@ -1,0 +1,159 @@
+"""The published bytes, and the steps to them: exact whatever changed, small where little did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from antiphon.clients.digest import weights_digest
+from antiphon.clients.types import TensorDtype
+from antiphon.learner.weights.wire_copy import KEPT_STEPS, Step, WireCopy
+from antiphon.services.common.changes import decode_change, patterns
+from antiphon.services.common.tensors import tensor_specs, to_bytes
+
+BF16, F32 = TensorDtype.BFLOAT16, TensorDtype.FLOAT32
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    """More elements than one block holds, in float32, exact in bf16; a scalar and no elements."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"b.weight": (300, 500), "a.bias": (7,), "c": (), "d": (0, 3)}
+    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: tensor.to(torch.bfloat16).float() for name, tensor in drawn.items()}
+
+
+def step_once(tensors: dict[str, Tensor], every: int = 50, offset: int = 0) -> None:
+    """Moves some elements by bf16 units, in place."""
+    for tensor in tensors.values():
+        flat = tensor.reshape(-1)
+        flat[offset::every] = flat[offset::every] * 1.01
+        flat[:] = flat.to(torch.bfloat16).float()
+
+
+def wire(tensors: dict[str, Tensor], dtype: TensorDtype) -> list[bytes]:
+    return [bytes(to_bytes(tensor, dtype)) for _, tensor in sorted(tensors.items())]
+
+
+def applied(step: Step, base: list[bytes]) -> list[bytes]:
+    result = []
+    for spec, change, data in zip(step.specs, step.changes, base, strict=True):
+        new = patterns(bytearray(data), spec.dtype)
+        positions, values = decode_change(change, new)
+        new[positions] = values
+        result.append(new.tobytes())
+    return result
+
+
+@pytest.mark.parametrize("dtype", list(TensorDtype))
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_what_is_held_is_what_is_on_the_wire_and_the_step_leads_to_it(
+    dtype: TensorDtype, compute: torch.dtype
+) -> None:
+    tensors = {name: tensor.to(compute) for name, tensor in weights().items()}
+    copy = WireCopy(dtype)
+    copy.update(tensors, 1)
+    before, base = wire(tensors, dtype), copy.digest
+    assert [bytes(buffer) for buffer in copy.buffers()] == before
+    assert copy.specs == tensor_specs(tensors, dtype)
+    assert copy.digest == weights_digest(copy.specs)
+    assert copy.step_from(base) is None
+    step_once(tensors)
+    copy.update(tensors, 2)
+    after = wire(tensors, dtype)
+    assert [bytes(buffer) for buffer in copy.buffers()] == after
+    assert copy.specs == tensor_specs(tensors, dtype)
+    step = copy.step_from(base)
+    assert step is not None
+    assert (step.version, step.digest, step.specs) == (2, copy.digest, copy.specs)
+    assert applied(step, before) == after
+    assert 0 < step.nbytes < copy.nbytes / 10
+
+
+def test_what_is_held_is_not_the_models_memory() -> None:
+    """A push of the published version goes on while the next step is being taken."""
+    tensors = weights()
+    copy = WireCopy(F32)
+    copy.update(tensors, 1)
+    before = wire(tensors, F32)
+    step_once(tensors)
+    assert [bytes(buffer) for buffer in copy.buffers()] == before
+
+
+def test_several_threads_give_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.learner.weights.wire_copy._WORTH_THREADS", 1)
+    alone, together = WireCopy(BF16), WireCopy(BF16)
+    tensors = weights()
+    for copy, threads in ((alone, 1), (together, 3)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        copy.update(weights(), 1)
+        moved = weights()
+        step_once(moved)
+        copy.update(moved, 2)
+    assert alone.specs == together.specs
+    first = weights_digest(tensor_specs(tensors, BF16))
+    assert alone.step_from(first) == together.step_from(first) is not None
+
+
+def test_where_nearly_all_changed_no_step_is_kept() -> None:
+    copy = WireCopy(BF16)
+    copy.update(weights(0), 1)
+    base = copy.digest
+    copy.update(weights(1), 2)
+    assert copy.step_from(base) is None
+    assert copy.specs == tensor_specs(weights(1), BF16)
+
+
+def test_the_same_weights_again_are_no_step() -> None:
+    copy = WireCopy(BF16)
+    copy.update(weights(), 1)
+    base = copy.digest
+    copy.update(weights(), 2)
+    assert copy.digest == base
+    assert copy.step_from(base) is None
+
+
+def test_steps_lead_from_version_to_version_as_far_back_as_is_worth_it() -> None:
+    tensors, copy = weights(), WireCopy(BF16)
+    copy.update(tensors, 1)
+    digests, states = [copy.digest], [wire(tensors, BF16)]
+    for version in range(2, KEPT_STEPS + 4):
+        step_once(tensors, every=500, offset=version)
+        copy.update(tensors, version)
+        digests.append(copy.digest)
+        states.append(wire(tensors, BF16))
+    known = [digest for digest in digests if copy.step_from(digest) is not None]
+    assert known == digests[-KEPT_STEPS - 1 : -1]
+    state, digest = states[-KEPT_STEPS - 1], known[0]
+    while (step := copy.step_from(digest)) is not None:
+        state, digest = applied(step, state), step.digest
+    assert (state, digest) == (states[-1], copy.digest)
+
+
+def test_steps_that_together_are_as_large_as_the_weights_are_forgotten() -> None:
+    tensors, copy = {"w": torch.randn(40).to(torch.bfloat16)}, WireCopy(BF16)
+    digests = []
+    for version in range(1, 7):
+        copy.update(tensors, version)
+        digests.append(copy.digest)
+        tensors["w"][version] += 1
+    steps = [step for digest in digests if (step := copy.step_from(digest)) is not None]
+    assert 0 < len(steps) < 5
+    assert sum(step.nbytes for step in steps) < copy.nbytes
+    assert steps[-1].digest == copy.digest
+
+
+def test_an_update_that_fails_in_its_middle_is_no_base() -> None:
+    copy = WireCopy(BF16)
+    copy.update(weights(), 1)
+    base = copy.digest
+    broken = weights()
+    broken["b.weight"] = broken["b.weight"][:10]  # Fewer elements than before.
+    with pytest.raises(ValueError, match="broadcast"):
+        copy.update(broken, 2)
+    assert copy.digest == b""
+    moved = weights()
+    step_once(moved)
+    copy.update(moved, 2)
+    assert copy.step_from(base) is None
+    assert [bytes(buffer) for buffer in copy.buffers()] == wire(moved, BF16)
