@@ -2,7 +2,7 @@
 
     python -m tests.system.monitoring.watched_run docs/images/monitoring.svg
 
-trains for some minutes and draws what Prometheus saw.
+trains for a minute and draws what Prometheus saw.
 """
 
 from __future__ import annotations
@@ -179,10 +179,10 @@ def _get(address: str) -> str:
 
 
 def main() -> None:
-    """Trains for some minutes and draws what Prometheus saw."""
+    """Trains for a minute and draws what Prometheus saw."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("picture", type=Path, help="SVG file to write")
-    parser.add_argument("--epochs", type=int, default=60, help="epochs of four prompts")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of four prompts")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
