@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import grpc
 
+from antiphon.clients.batches import split
 from antiphon.clients.digest import chunk_checksum
 from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.retry import Attempts
@@ -90,20 +91,23 @@ async def push_messages(
         FieldError: A tensor does not have the bytes that the header says.
     """
     yield push_request_to_proto(header)
-    for index, (spec, size) in enumerate(zip(header.tensors, header.sizes, strict=True)):
-        start = received[index] if index < len(received) else 0
-        if start >= size:
-            continue
-        data = (await asyncio.to_thread(read_tensor, index)).cast("B")
-        if data.nbytes != size:
-            raise FieldError(
-                f"read_tensor({index})",
-                f"{data.nbytes} bytes",
-                f"{size} for {spec.name} of shape {spec.shape} in {spec.dtype}",
-            )
-        for offset in range(start, data.nbytes, chunk_bytes):
-            part = bytes(data[offset : offset + chunk_bytes])
-            yield push_request_to_proto(WeightsChunk(index, offset, part, chunk_checksum(part)))
+    sizes = header.sizes
+    arrived = [*received, *[0] * len(sizes)][: len(sizes)]
+    wanted = [index for index, size in enumerate(sizes) if arrived[index] < size]
+    # Small tensors are read together: a model has hundreds of them.
+    for group in split(wanted, [sizes[index] for index in wanted], most=0, most_bytes=chunk_bytes):
+        tensors = await asyncio.to_thread(list, map(read_tensor, group))
+        for index, tensor in zip(group, tensors, strict=True):
+            spec, size, data = header.tensors[index], sizes[index], tensor.cast("B")
+            if data.nbytes != size:
+                raise FieldError(
+                    f"read_tensor({index})",
+                    f"{data.nbytes} bytes",
+                    f"{size} for {spec.name} of shape {spec.shape} in {spec.dtype}",
+                )
+            for offset in range(arrived[index], size, chunk_bytes):
+                part = bytes(data[offset : offset + chunk_bytes])
+                yield push_request_to_proto(WeightsChunk(index, offset, part, chunk_checksum(part)))
 
 
 def _damaged(error: CallError) -> bool:
