@@ -21,7 +21,7 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 	@$(BIN)/antiphon train examples/demo.toml
 
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm"
 
 test-system: $(INSTALLED) $(CHECKOV) ## Run the tests that need other programs (Node, Chromium, kubectl), and install those
 	@tests/system/install.sh node npm chromium prometheus promtool
@@ -33,10 +33,11 @@ test-images: $(INSTALLED) ## Build the container images for real and start what 
 	@$(PYTEST) -m images
 
 test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install vLLM for CPU in .venv-vllm (4 GB)
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VLLM)/bin/pytest -m vllm
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	  $(VLLM)/bin/pytest -m vllm tests/integration/services/generation/engines
 
-test-all: $(MODEL) ## Run every test, the slow ones too
-	@$(PYTEST)
+test-all: $(MODEL) ## Run every test but vLLM's, the slow ones too
+	@$(PYTEST) -m "not vllm"
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
 	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000

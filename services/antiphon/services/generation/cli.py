@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +15,7 @@ from antiphon.services.common.options import server_command
 from antiphon.services.common.server import ServerSettings
 
 _PANEL = "Engine"
-EngineName = Literal["transformers", "tgi"]
+EngineName = Literal["transformers", "tgi", "vllm"]
 Restart = Literal["rolling", "stop-first"]
 
 # torch is imported by `serve`, once the environment says how its threads behave.
@@ -96,6 +97,14 @@ def serve(
         float,
         typer.Option(min=0, help="Seconds until the program must serve.", rich_help_panel=_PANEL),
     ] = 600.0,
+    engine_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="vllm: one of its engine arguments, such as tensor_parallel_size=2. Repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     restart: Annotated[
         Restart,
         typer.Option(
@@ -135,6 +144,10 @@ def serve(
         antiphon serve generation --model ./folder --engine tgi --engine-command
         "text-generation-launcher --model-id {model} --port {port} --max-top-n-tokens 64"
 
+    With vLLM, where it is installed, on two GPUs:
+
+        antiphon serve generation --model NAME --engine vllm --engine-set tensor_parallel_size=2
+
     For other machines, with TLS and a token:
 
         antiphon serve generation --model NAME --host 0.0.0.0 --port 50051 --tls-cert tls.crt
@@ -171,7 +184,19 @@ def serve(
         engine_command=engine_command,
         engine_address=engine_address,
         engine_start_timeout=engine_start_timeout,
+        engine_settings=dict(map(_setting, engine_set or ())),
         restart=restart,
         work_folder=work_folder,
     )
     return asyncio.run(serve_generation(options, server))
+
+
+def _setting(given: str) -> tuple[str, Any]:
+    """A name and its value; what is no JSON is text."""
+    name, equals, value = given.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"--engine-set {given!r}; wanted NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

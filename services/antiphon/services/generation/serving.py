@@ -30,7 +30,7 @@ from antiphon.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 
 logger = logging.getLogger(__name__)
 
-EngineName = Literal["transformers", "tgi"]
+EngineName = Literal["transformers", "tgi", "vllm"]
 Restart = Literal["rolling", "stop-first"]
 
 
@@ -89,6 +89,7 @@ def load_engine(options: GenerationOptions) -> Engine:
     loaders: dict[EngineName, Callable[[GenerationOptions], Engine]] = {
         "transformers": _load_transformers,
         "tgi": _load_tgi,
+        "vllm": _load_vllm,
     }
     try:
         return loaders[options.engine](options)
@@ -117,6 +118,24 @@ def _load_tgi(options: GenerationOptions) -> Engine:
         return load_tgi(asked)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(options, "for tgi", error) from error
+
+
+def _load_vllm(options: GenerationOptions) -> Engine:
+    from antiphon.services.generation.engines.vllm_engine import VllmOptions, load_vllm
+
+    asked = VllmOptions(
+        model=options.model,
+        tokenizer=options.tokenizer,
+        weights=options.weights,
+        weights_dtype=options.weights_dtype,
+        dtype=options.dtype,
+        settings=options.engine_settings,
+        work_folder=options.work_folder,
+    )
+    try:
+        return load_vllm(asked)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(options, "for vllm", error) from error
 
 
 def _load_transformers(options: GenerationOptions) -> TransformersEngine:

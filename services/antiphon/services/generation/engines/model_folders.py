@@ -21,7 +21,7 @@ from torch import Tensor
 
 from antiphon.clients.types import LoadedWeights
 from antiphon.services.common.lora import SCALING, A
-from antiphon.services.generation.engines.served_model import ServedModel
+from antiphon.services.generation.engines.served_model import ServedModel, architecture
 
 _ADAPTER = "adapter"
 _PARTIAL = ".partial-"
@@ -35,11 +35,15 @@ class ModelFolders:
     Args:
         root: Made where it is missing. What an earlier process left half written goes.
         served: The model whose versions these are.
+        untied: Write a head that shares the embedding's weights as a tensor of its own, for
+            programs that would not update it otherwise.
     """
 
-    def __init__(self, root: Path, served: ServedModel) -> None:
+    def __init__(self, root: Path, served: ServedModel, *, untied: bool = False) -> None:
         self._root = root
         self._served = served
+        self._model = architecture(served.source, tied=False) if untied else served.model
+        self._untied = served.untied_head(self._model) if untied else None
         root.mkdir(parents=True, exist_ok=True)
         for left in root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(left)
@@ -56,7 +60,10 @@ class ModelFolders:
         """
         folder, partial = self._begin(loaded)
         # Names as the library saves them, which need not be those in memory.
-        self._served.model.save_pretrained(partial, state_dict=dict(own))
+        tensors = dict(own)
+        if self._untied is not None:
+            tensors[self._untied.head] = own[self._untied.embedding].clone()
+        self._model.save_pretrained(partial, state_dict=tensors)
         self._copy_small_files(partial)
         dtype = next(iter(own.values())).dtype
         config = self._config(json.loads((partial / "config.json").read_text()), dtype)
@@ -108,6 +115,8 @@ class ModelFolders:
 
     def _config(self, config: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         # Both names: transformers renamed it in version 5, and took rope_theta into a mapping.
+        if self._untied is not None:
+            config["tie_word_embeddings"] = False
         config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
         rope = config.get("rope_parameters") or {}
         if "rope_theta" in rope:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -35,9 +35,9 @@ class Sample:
 class Sampled:
     """What the program sampled: ids, and of each its log-probability and the kept set's size."""
 
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    kept_sizes: Sequence[int]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept_sizes: list[int] = field(default_factory=list)
 
 
 class SampleFailedError(ServiceError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,14 +27,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def architecture(source: str) -> PreTrainedModel:
+@dataclass(frozen=True, slots=True)
+class UntiedHead:
+    """Names of a head's weights and of the embedding's, which are the same numbers."""
+
+    head: str
+    embedding: str
+
+
+def architecture(source: str, *, tied: bool = True) -> PreTrainedModel:
     """A model's layers without any weights, for names and shapes.
+
+    Args:
+        source: Folder or hub name.
+        tied: False parts a head that shares the embedding's weights.
 
     Raises:
         OSError: `source` is no folder or hub name with a config.
         ValueError: It is not a causal language model.
     """
     config = AutoConfig.from_pretrained(source)
+    if not tied:
+        config.get_text_config().tie_word_embeddings = False
+        config.tie_word_embeddings = False
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
@@ -63,6 +79,15 @@ class ServedModel:
         self.context_length = context_length(self.model.config)
         self.fingerprint = tokenizer_fingerprint(self.tokenizer)
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(wire_tensors(self.model))
+
+    def untied_head(self, model: PreTrainedModel) -> UntiedHead | None:
+        """What an architecture that is not tied has beyond this one; None where that is nothing."""
+        more = set(wire_tensors(model)) - set(self.tensor_shapes)
+        if not more:
+            return None
+        names = {id(module): name for name, module in model.named_modules()}
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        return UntiedHead(f"{names[id(head)]}.weight", f"{names[id(embedding)]}.weight")
 
     def check_adapter(self, specs: Sequence[TensorSpec], field: str) -> None:
         """Checks that an adapter fits, and that it has one rank for all its layers.

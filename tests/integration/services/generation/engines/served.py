@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
+import json
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +15,8 @@ from typing import Any
 
 import torch
 from tests.integration.services.generation.harness import TIMEOUT, push_of, replica, request
+from tests.integration.services.generation.test_push_delta import delta
+from tests.support.processes import Processes, Started
 from tests.support.tgi.server import Control, TgiServer
 from torch import nn
 
@@ -26,6 +32,7 @@ from antiphon.clients.types import (
 from antiphon.services.common.models import load_model
 
 REPOSITORY = Path(__file__).parents[5]
+RUNS = itertools.count(1)
 GREEDY = SamplingParameters(0.0, None, None, 12)
 
 
@@ -82,6 +89,17 @@ class Served:
         self.folder, self.version = folder, result.weights_version
         return result
 
+    async def push_delta(self, folder: Path) -> PushResult:
+        """Pushes what changes from the loaded weights to a folder's as the next version."""
+        base, new = (
+            push_of(of, self.version + step, run=self.run)
+            for step, of in enumerate((self.folder, folder))
+        )
+        push = delta(base, new)
+        result = await self.client.push_weights(push.header, push.read, timeout=5 * TIMEOUT)
+        self.folder, self.version = folder, result.weights_version
+        return result
+
     async def info(self) -> ModelInfo:
         return await self.client.get_model_info(TIMEOUT)
 
@@ -119,6 +137,42 @@ async def on_running_tgi(folder: Path, control: Control, **limits: int) -> Async
             yield Served(r.client, folder, "run", 0, 1e-4)
 
 
+@asynccontextmanager
+async def on_vllm(folder: Path, _control: Control) -> AsyncGenerator[Served]:
+    """A run of its own on a service that is started once for each vocabulary: that takes long."""
+    service = vllm_service(json.loads((folder / "config.json").read_text())["vocab_size"], folder)
+    client = GenerationClient(service.address(timeout=600))
+    try:
+        opened = Served(client, folder, f"run-{next(RUNS)}", 0, 1e-3)
+        await opened.push(folder)
+        yield opened
+    finally:
+        await client.close()
+
+
+SERVICES: dict[int, Started] = {}
+
+
+def vllm_service(vocabulary_size: int, folder: Path) -> Started:
+    """A service on vLLM that ends with this process; any run may take it over at once."""
+    if vocabulary_size not in SERVICES:
+        processes = Processes(Path(tempfile.mkdtemp()))
+        atexit.register(processes.__exit__, None, None, None)
+        settings = ("enforce_eager=true", "enable_lora=true", "max_lora_rank=8", "max_num_seqs=64")
+        SERVICES[vocabulary_size] = processes.serve(
+            *("vllm", "generation", "--model", str(folder), "--engine", "vllm"),
+            *("--run-lease", "0", "--weights-dtype", "float32"),
+            *(part for setting in settings for part in ("--engine-set", setting)),
+            environ={
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_LOGGING_LEVEL": "WARNING",
+                "VLLM_NO_USAGE_STATS": "1",
+            },
+        )
+    return SERVICES[vocabulary_size]
+
+
 def greedy(folder: Path, prompt: Sequence[int], ends: Sequence[int], most: int) -> tuple[int, ...]:
     """The likeliest token again and again, each from a forward of all before it."""
     model = load_model(folder, dtype=torch.float32)
@@ -144,3 +198,10 @@ def named(**values: Any) -> SamplingParameters:
     """Sampling parameters; what is not named is off."""
     filled = {"temperature": 1.0, "top_k": None, "top_p": None, "max_new_tokens": 12, **values}
     return SamplingParameters(**filled)
+
+
+def gap(model: Path | nn.Module, completion: Completion) -> float:
+    """Largest difference between a completion's log-probabilities and the model's."""
+    logprobs = forward(model, completion).log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
+    return float((own - torch.tensor(completion.logprobs)).abs().max())

@@ -13,12 +13,16 @@ import torch
 from tests.integration.services.generation.engines.served import (
     Served,
     forward,
+    gap,
     greedy,
     named,
     on_running_tgi,
     on_tgi,
     on_transformers,
+    on_vllm,
 )
+from tests.integration.services.generation.harness import TIMEOUT
+from tests.integration.services.generation.test_push_adapter import Adapted
 from tests.support.tgi.server import Control
 
 from antiphon.clients.errors import CallError
@@ -46,10 +50,12 @@ class Engine:
 ENGINES = {
     "transformers": Engine(on_transformers, on_transformers),
     "tgi": Engine(on_tgi, on_running_tgi),
+    "vllm": Engine(on_vllm, on_vllm),
 }
+MARKS = {"vllm": pytest.mark.vllm}
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in ENGINES])
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param]
 
@@ -177,10 +183,11 @@ async def test_a_caller_that_leaves_frees_the_engine(served: Served) -> None:
     assert len(await served.generate("the", sampling=named(max_new_tokens=2))) == 1
 
 
-async def test_a_push_brings_new_weights_and_forgets_the_old_ones_cache(
+async def test_pushes_bring_new_weights_and_the_old_ones_cache_is_forgotten(
     engine: Engine, control: Control, tiny_folders: Folders
 ) -> None:
-    """S4: the same prompt before and after, of a model whose head is its embedding."""
+    """S4: the same prompt before, after a full push, and after a delta back to where it was, of a
+    model whose head is its embedding."""
     old, new = (tiny_folders(seed=seed, **MODEL) for seed in (1, 2))
     async with engine.takes_pushes(old, control) as served:
         ends = (await served.info()).end_token_ids
@@ -189,15 +196,38 @@ async def test_a_push_brings_new_weights_and_forgets_the_old_ones_cache(
         info = await served.info()
         after = await served.generate(*TEXTS)
         sampled = await served.generate("the", sampling=named(temperature=0.8), samples=2)
-    assert result.weights_version == info.loaded.version == served.version
+        await served.push_delta(old)
+        again = await served.generate(*TEXTS)
+    assert result.weights_version == info.loaded.version == served.version - 1
     assert info.loaded.digest == result.digest
-    for folder, completions in ((old, before), (new, after)):
+    for folder, completions in ((old, before), (new, after), (old, again)):
         for completion in completions:
             prompt = completion.prompt_token_ids
             assert completion.token_ids == greedy(folder, prompt, ends, 12)
-    assert [c.weights_spans[0].weights_version for c in after] == [served.version] * len(TEXTS)
+    versions = {c.weights_spans[0].weights_version for c in after}
+    assert versions == {result.weights_version}
     for completion in sampled:
         logprobs = (forward(new, completion) / 0.8).log_softmax(-1)
         own = logprobs.gather(-1, torch.tensor(completion.token_ids)[:, None]).squeeze(-1)
         assert (own - torch.tensor(completion.logprobs)).abs().max() < served.tolerance
+    assert control.notes("broken") == []
+
+
+async def test_an_adapter_samples_until_the_next_full_push(
+    engine: Engine, control: Control, tiny_folders: Folders
+) -> None:
+    """It is pushed alone, onto a base that is loaded, and adds to that."""
+    folder = tiny_folders(seed=1, **MODEL)
+    adapted = Adapted(folder, seed=3)
+    async with engine.takes_pushes(folder, control) as served:
+        push = adapted.push(served.version + 1, run_id=served.run)
+        await served.client.push_weights(push.header, push.read, timeout=TIMEOUT)
+        served.version += 1
+        with_adapter = await served.generate("the", sampling=named(), samples=2)
+        await served.push(folder)
+        without = await served.generate("the", sampling=named(), samples=2)
+    for model, completions in ((adapted.model, with_adapter), (folder, without)):
+        for completion in completions:
+            assert gap(model, completion) < served.tolerance
+    assert gap(folder, with_adapter[0]) > 100 * served.tolerance
     assert control.notes("broken") == []

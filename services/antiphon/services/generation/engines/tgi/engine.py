@@ -13,12 +13,11 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
-from torch import Tensor
 
-from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import (
     Completion,
     EngineCapabilities,
@@ -30,13 +29,16 @@ from antiphon.clients.types import (
     TensorSpec,
 )
 from antiphon.services.common.errors import ServiceError, StartError
-from antiphon.services.common.lora import is_adapter_tensor
-from antiphon.services.common.models import load_model
-from antiphon.services.common.tensors import TORCH_DTYPES, from_bytes, tensor_specs, wire_tensors
-from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
+from antiphon.services.generation.engine import (
+    ChangedTensor,
+    EngineInfo,
+    EngineRequest,
+    PushedTensor,
+)
 from antiphon.services.generation.engines.model_folders import ModelFolders
 from antiphon.services.generation.engines.samples import Sample, completion_of, side_by_side
 from antiphon.services.generation.engines.served_model import ServedModel
+from antiphon.services.generation.engines.stored_weights import StoredWeights
 from antiphon.services.generation.engines.tgi.client import ServerGoneError, check_sampling
 from antiphon.services.generation.engines.tgi.server import RunningServer, found, launched
 from antiphon.services.generation.engines.tgi.supervisor import Restart, Supervisor
@@ -80,8 +82,7 @@ class TgiEngine:
     Args:
         served: What the service knows of the model.
         supervisor: Has the server, where one runs.
-        folders: Where pushed versions are written; None where weights are fixed.
-        base: The model's own tensors as the server has them; empty for unknown or none.
+        stored: The weights as folders; None where they are fixed.
         metrics: Where it counts.
     """
 
@@ -89,17 +90,15 @@ class TgiEngine:
         self,
         served: ServedModel,
         supervisor: Supervisor,
-        folders: ModelFolders | None,
-        base: tuple[TensorSpec, ...] = (),
+        stored: StoredWeights | None,
         *,
         metrics: GenerationMetrics | None = None,
     ) -> None:
         self._served = served
         self._supervisor = supervisor
-        self._folders = folders
+        self._stored = stored
         self._metrics = metrics or generation_metrics()
         self._end_ids = frozenset(served.end_ids)
-        self.base = base
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = served.tensor_shapes
         self._metrics.step_age.set_function(lambda: self.seconds_since_step)
         self._metrics.weights_version.set(0)
@@ -109,7 +108,7 @@ class TgiEngine:
         """What runs; the context is no longer than the server takes."""
         served, limits = self._served, self._supervisor.limits
         context = served.context_length
-        kinds = {PushKind.FULL, PushKind.ADAPTER} if self._folders is not None else set()
+        kinds = frozenset[PushKind]() if self._stored is None else self._stored.push_kinds
         return EngineInfo(
             model=served.source,
             engine="tgi",
@@ -118,7 +117,7 @@ class TgiEngine:
             context_length=context if limits is None else min(context, limits.max_total_tokens),
             end_token_ids=served.end_ids,
             capabilities=EngineCapabilities(
-                push_kinds=frozenset(kinds),
+                push_kinds=kinds,
                 token_ids=False,
                 logprobs=True,
                 full_logprobs=False,
@@ -197,38 +196,50 @@ class TgiEngine:
             f"text-generation-inference at {route.server.url} cannot be reached: {gone}",
         ) from gone
 
+    @property
+    def base(self) -> tuple[TensorSpec, ...]:
+        """The model's own tensors as the server has them; empty for unknown or none."""
+        return () if self._stored is None else self._stored.base
+
+    def read(self, spec: TensorSpec) -> memoryview:
+        """The bytes on the wire of one of the model's own tensors as it is served."""
+        return self._pushable.read(spec)
+
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Starts a server on the new weights and returns the seconds without one."""
-        return await asyncio.shield(asyncio.ensure_future(self._apply(tensors, loaded)))
+        specs = [pushed.spec for pushed in tensors]
+        return await self._swap(partial(self._pushable.write, tensors, loaded), specs, loaded)
 
-    async def _apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
-        assert self._folders is not None  # It offers no kind of push otherwise.
-        folder = await asyncio.to_thread(self._write, tensors, loaded)
-        try:
-            pause = await self._supervisor.replace(folder, loaded)
-        except StartError as error:
-            raise ServiceError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"weights version {loaded.version} is not served, the old ones are: {error}",
-            ) from error
-        if own := tuple(p.spec for p in tensors if not is_adapter_tensor(p.spec.name)):
-            self.base = own
-        self._metrics.weights_version.set(loaded.version)
-        return pause
+    async def change(
+        self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> float:
+        """Starts a server on the changed weights and returns the seconds without one."""
+        return await self._swap(
+            lambda: self._pushable.write_changes(changes, loaded), specs, loaded
+        )
 
-    def _write(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> Path:
-        assert self._folders is not None
-        own: dict[str, Tensor] = {}
-        adapter: dict[str, Tensor] = {}
-        for pushed in tensors:
-            spec = pushed.spec
-            kind = adapter if is_adapter_tensor(spec.name) else own
-            kind[spec.name] = from_bytes(pushed.data, spec.dtype, spec.shape)
-        if own:
-            return self._folders.write(loaded, own, adapter)
-        base = self._supervisor.folder
-        assert base is not None  # An adapter is let in only where its base is loaded.
-        return self._folders.write_adapter(base, loaded, adapter)
+    @property
+    def _pushable(self) -> StoredWeights:
+        assert self._stored is not None  # It offers no kind of push otherwise.
+        return self._stored
+
+    async def _swap(
+        self, write: Callable[[], Path], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> float:
+        async def swap() -> float:
+            folder = await asyncio.to_thread(write)
+            try:
+                pause = await self._supervisor.replace(folder, loaded)
+            except StartError as error:
+                raise ServiceError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"weights version {loaded.version} is not served, the old ones are: {error}",
+                ) from error
+            self._pushable.serves(folder, specs)
+            self._metrics.weights_version.set(loaded.version)
+            return pause
+
+        return await asyncio.shield(asyncio.ensure_future(swap()))
 
     def start(self) -> None:
         """Begins to watch the server; to be called in the event loop."""
@@ -257,7 +268,7 @@ def load_tgi(options: TgiOptions) -> TgiEngine:
         fixed = LoadedWeights(digest=hashlib.sha256(said.encode()).digest())
         return TgiEngine(served, Supervisor(None, found(options.address, fixed, served)), None)
     work = options.work_folder or tempfile.mkdtemp(prefix="antiphon-tgi-")
-    folders = ModelFolders(Path(work), served)
+    stored = StoredWeights(ModelFolders(Path(work), served))
 
     def launch(folder: Path, loaded: LoadedWeights, given_up: Callable[[], bool]) -> RunningServer:
         assert options.command is not None
@@ -271,12 +282,8 @@ def load_tgi(options: TgiOptions) -> TgiEngine:
         )
 
     if not options.weights:
-        return TgiEngine(served, Supervisor(launch, None, options.restart, folders), folders)
-    dtype = options.weights_dtype
-    own = wire_tensors(load_model(options.model, dtype=TORCH_DTYPES[dtype]))
-    base = tensor_specs(own, dtype)
-    loaded = LoadedWeights(digest=weights_digest(base))
-    folder = folders.write(loaded, own, {})
-    del own
-    server = launch(folder, loaded, lambda: False)
-    return TgiEngine(served, Supervisor(launch, server, options.restart, folders), folders, base)
+        return TgiEngine(served, Supervisor(launch, None, options.restart), stored)
+    loaded = stored.start(options.model, options.weights_dtype)
+    assert stored.folder is not None
+    server = launch(stored.folder, loaded, lambda: False)
+    return TgiEngine(served, Supervisor(launch, server, options.restart), stored)

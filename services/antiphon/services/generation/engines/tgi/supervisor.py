@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 from antiphon.clients.types import LoadedWeights
 from antiphon.services.common.errors import StartError
-from antiphon.services.generation.engines.model_folders import ModelFolders
 from antiphon.services.generation.engines.program import answers
 from antiphon.services.generation.engines.tgi.client import TgiLimits
 from antiphon.services.generation.engines.tgi.server import RunningServer
@@ -81,7 +80,6 @@ class Supervisor:
         launch: Starts one on a folder, blocking; None where the server is somebody else's.
         server: That runs already.
         restart: "rolling" starts the next one beside the present one, "stop-first" after its end.
-        folders: Where versions are; those that nobody serves are removed.
     """
 
     def __init__(
@@ -89,11 +87,9 @@ class Supervisor:
         launch: Launch | None,
         server: RunningServer | None,
         restart: Restart = "rolling",
-        folders: ModelFolders | None = None,
     ) -> None:
         self._launch = launch
         self._restart: Restart = restart
-        self._folders = folders
         self._route = None if server is None else Route(server)
         self._open = asyncio.Event()
         if server is not None:
@@ -179,8 +175,6 @@ class Supervisor:
     def _take(self, server: RunningServer) -> None:
         self._route = Route(server)
         self._open.set()
-        if self._folders is not None:
-            self._folders.keep_only(server.folder)
 
     async def _retired(self) -> None:
         """Waits until servers that were replaced earlier are gone, and with them their memory."""
