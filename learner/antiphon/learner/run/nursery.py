@@ -175,13 +175,13 @@ class Nursery:
     def _hear(self, timeout: float | None) -> bool:
         """Hear what it says, waiting for it so long; False where it says nothing or is gone."""
         try:
-            if not wait([self._socket], timeout):
+            if timeout != 0 and not wait([self._socket], timeout):
                 return False
             with self._hearing:
                 data = self._socket.recv(4096, socket.MSG_DONTWAIT)
                 *lines, self._unread = (self._unread + data).split(b"\n")
         except BlockingIOError:
-            return True  # Another thread has heard it.
+            return timeout != 0  # Another thread has heard what was there.
         except (OSError, ValueError):
             return False
         for line in lines:
