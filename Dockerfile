@@ -30,6 +30,7 @@ RUN printf '%s\n' \
     python3 needs.py > services.txt && \
     python3 needs.py generation tgi > generation.txt && \
     python3 needs.py learner lora tensorboard > learner.txt && \
+    python3 needs.py vllm > vllm.txt && \
     sed -n 's/^torch==/torch==/p' requirements.lock > torch.txt
 
 FROM build AS project
@@ -94,9 +95,22 @@ FROM runtime AS learner
 COPY --from=learner-environment /opt/antiphon /opt/antiphon
 COPY --from=learner-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
 
+# Generation with vLLM, which wants other versions of torch and transformers than the lock file's.
+# Neither this stage nor the next one is built by make test-images: such images take many gigabytes.
+FROM build AS vllm-environment
+ARG VLLM=0.32.0
+RUN --mount=type=secret,id=pip \
+    /opt/build/bin/pip --python /opt/antiphon install -q -r vllm.txt "vllm==${VLLM}"
+COPY --from=project /build/dist /build/dist
+RUN /opt/build/bin/pip --python /opt/antiphon install -q --no-deps --no-index dist/*.whl && \
+    /opt/build/bin/cyclonedx-py environment /opt/antiphon/bin/python -o sbom.cdx.json
+
+FROM runtime AS vllm
+COPY --from=vllm-environment /opt/antiphon /opt/antiphon
+COPY --from=vllm-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
+
 # A generation service beside an engine that it starts, in that engine's own image, whose Python
-# (3.11 or newer) it uses with an environment of its own. make test-images does not build it: such
-# images take tens of gigabytes.
+# (3.11 or newer) it uses with an environment of its own.
 #
 #     docker build --target engine -t antiphon/engine:0.1.0-tgi \
 #       --build-arg ENGINE=ghcr.io/huggingface/text-generation-inference:3.3.7 .

@@ -38,6 +38,7 @@ MADE = {
     "TLS and a job set": ("tls", "jobset"),
     "object storage": ("checkpoints-object-storage",),
     "text-generation-inference": ("tgi",),
+    "vLLM": ("vllm",),
 }
 """Overlays made of `cpu` and more components."""
 
