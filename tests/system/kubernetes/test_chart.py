@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_python import Chart, HelmRenderError, HelmValuesError
+from helm_python import Chart, HelmRenderError, HelmValuesError, lint
 from tests.system.kubernetes.rendered import (
     K8S,
     Manifest,
@@ -124,6 +124,21 @@ def test_it_makes_any_number_of_agents() -> None:
     made = _comparable(_chart(values, overlay("cpu")))
     replicas = {name: made["StatefulSet", name]["spec"]["replicas"] for _, name in _sets(made)}
     assert replicas == {"agent-0": 1, "agent-1": 1, "agent-2": 3}
+
+
+def test_helm_finds_nothing_to_mend() -> None:
+    report = lint(K8S / "chart", {"run": "x", "task": {"a.py": "b"}, **VALUES["several-nodes"]})
+    found = {message["error"] for message in report["messages"]}
+    assert report["errors"] == []
+    assert found <= {"icon is recommended"}
+
+
+def test_a_packaged_chart_holds_the_linked_files(tmp_path: Path) -> None:
+    given = {**VALUES["several-nodes"], "run": "x", "task": {"a.py": "b"}}
+    folder = Chart.load(K8S / "chart")
+    packed = Chart.load(folder.save(tmp_path))
+    options = {"name": "run", "namespace": "antiphon"}
+    assert packed.render(given, **options) == folder.render(given, **options)
 
 
 def test_what_is_missing_or_misspelt_is_named() -> None:
