@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.clients.types import SamplingParameters
+from antiphon.services.common.likeliest import likeliest
 
 _FIRST_NUCLEUS = 1024
 
@@ -148,7 +149,7 @@ def _draw(logits: Tensor, parameters: SamplingParameters, uniforms: Tensor) -> S
 
 def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row, descending, lower id first among equals."""
-    order = logits.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    order = likeliest(logits, count).sort(dim=-1).values
     values, within = logits.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, order.gather(-1, within)
 

@@ -13,21 +13,27 @@ from antiphon.clients.types import FieldError, TensorDtype, TensorSpec
 TORCH_DTYPES = {TensorDtype.BFLOAT16: torch.bfloat16, TensorDtype.FLOAT32: torch.float32}
 
 
-def wire_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a push of `model` holds, by name, sorted.
+def wire_entries(model: nn.Module) -> dict[str, list[Tensor]]:
+    """The entries of a model's state dict behind each tensor of a push, by its name, sorted.
 
-    They are the floating-point entries of its state dict; tied entries appear once, under the name
-    that comes first in the model. They share the model's memory: what is written to them is the
-    model's.
+    They are the floating-point entries; tied entries appear together, under the name that comes
+    first in the model.
     """
-    seen: set[Hashable] = set()
-    tensors: dict[str, Tensor] = {}
+    names: dict[Hashable, str] = {}
+    entries: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not tensor.is_floating_point() or (key := _memory(tensor)) in seen:
-            continue
-        seen.add(key)
-        tensors[name] = tensor.detach()
-    return dict(sorted(tensors.items()))
+        if tensor.is_floating_point():
+            first = names.setdefault(_memory(tensor), name)
+            entries.setdefault(first, []).append(tensor)
+    return dict(sorted(entries.items()))
+
+
+def wire_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a push of `model` holds, by name, sorted; see `wire_entries`.
+
+    They share the model's memory: what is written to them is the model's.
+    """
+    return {name: entries[0].detach() for name, entries in wire_entries(model).items()}
 
 
 def _memory(tensor: Tensor) -> Hashable:

@@ -30,7 +30,6 @@ from antiphon.services.common.models import (
     tokenizer_fingerprint,
 )
 from antiphon.services.common.tensors import (
-    copy_into,
     from_bytes,
     tensor_shapes,
     tensor_specs,
@@ -39,6 +38,7 @@ from antiphon.services.common.tensors import (
 )
 from antiphon.services.generation.batch import Batch, Row
 from antiphon.services.generation.codec import Codec
+from antiphon.services.generation.decoder import Decoder
 from antiphon.services.generation.engine import (
     ChangedTensor,
     EngineInfo,
@@ -47,7 +47,9 @@ from antiphon.services.generation.engine import (
 )
 from antiphon.services.generation.engine_thread import EngineThread
 from antiphon.services.generation.jobs import Generation, Swap
+from antiphon.services.generation.layout import Layout
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
+from antiphon.services.generation.new_weights import NewWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,6 +121,8 @@ class TransformersEngine:
             self._round(weights_dtype)
             self.base = tensor_specs(tensors, weights_dtype)
             self.loaded = LoadedWeights(digest=weights_digest(self.base))
+        self._layout = Layout(model)
+        self._decoder = Decoder(model)
         self._metrics.step_age.set_function(lambda: self._thread.seconds_since_step)
         self._metrics.requests_waiting.set_function(lambda: float(self._thread.waiting))
         self._metrics.weights_version.set(0)
@@ -164,8 +168,11 @@ class TransformersEngine:
             self._metrics.end_to_end.observe(time.perf_counter() - job.submitted)
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
-        """Queues a swap and returns the pause in seconds once it is done."""
-        return await self._swapped(partial(self._replace, tensors, loaded))
+        """Makes new weights ready, swaps and returns the pause in seconds once it is done."""
+        return await asyncio.shield(asyncio.ensure_future(self._apply(tensors, loaded)))
+
+    async def _apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
+        return await self._swapped(await asyncio.to_thread(self._replacement, tensors, loaded))
 
     def read(self, spec: TensorSpec) -> memoryview:
         """The bytes on the wire of one of the model's own tensors as it is loaded."""
@@ -186,8 +193,10 @@ class TransformersEngine:
         """Checks that an adapter fits the model; see `lora.check_adapter`."""
         check_adapter(self.model, ((spec.name, spec.shape) for spec in specs), field)
 
-    def _replace(self, pushed_tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> None:
-        """Overwrites weights; runs in the engine's thread between steps."""
+    def _replacement(
+        self, pushed_tensors: Sequence[PushedTensor], loaded: LoadedWeights
+    ) -> Callable[[], None]:
+        """Makes whole tensors ready beside those that sample, to be put in between two steps."""
         own: dict[str, Tensor] = {}
         adapter: dict[str, Tensor] = {}
         for pushed in pushed_tensors:
@@ -195,11 +204,16 @@ class TransformersEngine:
             tensors[pushed.spec.name] = from_bytes(
                 pushed.data, pushed.spec.dtype, pushed.spec.shape
             )
-        base = tuple(p.spec for p in pushed_tensors if p.spec.name in own) if own else self.base
-        with self._becoming(base, loaded):
-            if own:
-                copy_into(self.model, own)
-            self._adapter.replace(adapter)
+        specs = tuple(p.spec for p in pushed_tensors if p.spec.name in own)
+        new = NewWeights(self.model, self._layout, own) if own else None
+
+        def replace() -> None:
+            with self._becoming(specs if own else self.base, loaded):
+                if new is not None:
+                    new.put_in()
+                self._adapter.replace(adapter)
+
+        return replace
 
     def _change(
         self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
@@ -210,7 +224,9 @@ class TransformersEngine:
             for change in changes:
                 target = targets[change.spec.name]
                 positions = change.positions.to(target.device)
-                target.put_(positions, change.values.to(target.device, target.dtype))
+                values = change.values.to(target.device, target.dtype)
+                for weight in (target, *self._layout.copies_of(target)):
+                    weight.put_(positions, values)
 
     @contextmanager
     def _becoming(self, base: tuple[TensorSpec, ...], loaded: LoadedWeights) -> Iterator[None]:
@@ -221,7 +237,7 @@ class TransformersEngine:
         try:
             yield
         except FieldError:
-            raise  # Refused before the first byte was written: the old weights are whole.
+            raise  # The adapter was refused before it replaced the old one.
         except BaseException:
             self.loaded, self.base = LoadedWeights(), ()
             raise
@@ -229,56 +245,62 @@ class TransformersEngine:
         self._metrics.weights_version.set(loaded.version)
 
     def _run_generation(self, job: Generation) -> None:
-        """Decodes a request's batches in order; runs in the engine's thread."""
-        began = time.perf_counter()
-        self._metrics.queue.observe(began - job.submitted)
-        rows = [
-            Row(prompt_index, sample_index, prompt.token_ids, seed)
-            for prompt_index, prompt in enumerate(job.request.prompts)
-            for sample_index, seed in enumerate(prompt.seeds)
-        ]
-        with self._metrics.requests_running.track_inprogress():
-            for start in range(0, len(rows), self._max_batch_size):
-                if job.cancelled.is_set():
-                    return
-                job.request.admit(self.loaded)
-                self._run_batch(job, rows[start : start + self._max_batch_size])
-
-    def _run_batch(self, job: Generation, rows: list[Row]) -> None:
+        """Decodes a request's rows; runs in the engine's thread."""
         request, metrics = job.request, self._metrics
+        metrics.queue.observe(time.perf_counter() - job.submitted)
+        if job.cancelled.is_set():
+            return
+        request.admit(self.loaded)
         batch = Batch(
-            self.model,
-            rows,
+            self._decoder,
+            [
+                Row(prompt_index, sample_index, prompt.token_ids, seed)
+                for prompt_index, prompt in enumerate(request.prompts)
+                for sample_index, seed in enumerate(prompt.seeds)
+            ],
             request.sampling,
             self._end_ids,
             full=request.include_full_logprobs,
+            size=self._max_batch_size,
         )
-        metrics.batch_size.observe(len(rows))
+        with (
+            metrics.requests_running.track_inprogress(),
+            metrics.decode.time(),
+            metrics.cached(batch),
+        ):
+            self._decode(job, batch)
+
+    def _decode(self, job: Generation, batch: Batch) -> None:
+        sampled_at: float | None = None
+        while batch.unfinished:
+            if self._thread.closing:
+                raise RuntimeError("the engine has stopped")
+            if job.cancelled.is_set():
+                return
+            if batch.rows_are_due:
+                self._admit_rows(batch)
+            self._metrics.generation_tokens.inc(len(batch.rows))
+            for row in batch.sample():
+                job.post(self._completion(row))
+            sampled_at = self._tell_step(job, sampled_at)
+            swap = self._thread.take(Swap) if self._on_swap == "continue" else None
+            if batch.rows and swap is None:
+                batch.advance()
+            self._thread.stepped()
+            if swap is not None:
+                self._swap_within(job, batch, swap)
+
+    def _admit_rows(self, batch: Batch) -> None:
+        """Lets waiting rows join the batch under the present weights."""
+        metrics, held = self._metrics, len(batch.rows)
         with metrics.prefill.time():
-            batch.prefill(self.loaded.version)
-        asked = sum(len(row.prompt) for row in rows)
-        computed = sum(map(len, {row.prompt for row in rows}))
+            computed = batch.admit(self.loaded.version)
+        asked = sum(len(row.prompt) for row in batch.rows[held:])
+        metrics.batch_size.observe(len(batch.rows))
         metrics.prompt_tokens.inc(computed)
         metrics.prefix_queries.inc(asked)
         metrics.prefix_hits.inc(asked - computed)
         self._thread.stepped()
-        sampled_at: float | None = None
-        with metrics.decode.time(), metrics.cached(batch):
-            while batch.rows:
-                if self._thread.closing:
-                    raise RuntimeError("the engine has stopped")
-                if job.cancelled.is_set():
-                    return
-                metrics.generation_tokens.inc(len(batch.rows))
-                for row in batch.sample():
-                    job.post(self._completion(row))
-                sampled_at = self._tell_step(job, sampled_at)
-                swap = self._thread.take(Swap) if self._on_swap == "continue" else None
-                if batch.rows and swap is None:
-                    batch.advance()
-                self._thread.stepped()
-                if swap is not None:
-                    self._swap_within(job, batch, swap)
 
     def _tell_step(self, job: Generation, before: float | None) -> float:
         """Measures a step from the batch's last one, or from the arrival of its request."""
@@ -299,9 +321,9 @@ class TransformersEngine:
             swap.fail(error)
             raise
         try:
-            if batch.rows:
+            if batch.unfinished:
                 job.request.admit(self.loaded)
-                batch.prefill(self.loaded.version)
+                batch.restart(self.loaded.version)
         finally:
             swap.succeed(time.perf_counter() - began)
         self._thread.stepped()

@@ -394,12 +394,12 @@ async def test_a_swap_that_fails_leaves_no_weights_to_sample_rather_than_half_ne
     """S2: half-new weights are never served."""
     push = push_of(tiny_folders(seed=5), 1)
 
-    def half(model: object, tensors: object) -> None:
+    def half(new: object) -> None:
         raise MemoryError("no room in the middle of the swap")
 
     async with replica(tiny_folders(seed=0)) as r:
         with monkeypatch.context() as patch:
-            patch.setattr("antiphon.services.generation.transformers_engine.copy_into", half)
+            patch.setattr("antiphon.services.generation.new_weights.NewWeights.put_in", half)
             with pytest.raises(CallError) as caught:
                 await r.push(push)
             assert caught.value.code is Code.INTERNAL

@@ -47,3 +47,35 @@ def test_only_layers_without_a_sliding_window_are_replaced() -> None:
         Gemma3TextConfig(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
     )
     assert [type(layer) for layer in mixed.layers] == [DynamicSlidingWindowLayer, RoomyLayer]
+
+
+def test_rows_move_to_free_places_and_others_join_at_the_last_token() -> None:
+    torch.manual_seed(0)
+    layer, other = RoomyLayer(), RoomyLayer()
+    keys, values = states(4, 6)
+    layer.join(layer_of(keys, values), torch.tensor([0, 1, 2, 3]), 6)
+    step = states(4, 1)
+    keys, values = (torch.cat(pair, -2) for pair in zip((keys, values), step, strict=True))
+    assert all(torch.equal(*p) for p in zip(layer.update(*step), (keys, values), strict=True))
+    layer.reorder_rows([0, 3, 2])
+    assert torch.equal(layer.keys, keys[[0, 3, 2]])
+    layer.reorder_rows([2, 1])
+    layer.drop_first(2)
+    assert torch.equal(layer.values, values[[2, 3], :, 2:])
+    joining = states(2, 3)
+    other.update(*joining)
+    layer.join(other, torch.tensor([1, 0, 1]), 5)
+    assert torch.equal(layer.keys[:2], keys[[2, 3], :, 2:])
+    assert torch.equal(layer.keys[2:, :, 2:], joining[0][[1, 0, 1]])
+    assert torch.equal(layer.values[2:, :, 2:], joining[1][[1, 0, 1]])
+    assert not layer.keys[2:, :, :2].any()
+    assert layer.get_seq_length() == 5
+    grown = states(5, 200)
+    assert torch.equal(layer.update(*grown)[0][:, :, 5:], grown[0])
+    assert torch.equal(layer.keys[:2, :, :5], keys[[2, 3], :, 2:])
+
+
+def layer_of(keys: torch.Tensor, values: torch.Tensor) -> RoomyLayer:
+    layer = RoomyLayer()
+    layer.update(keys, values)
+    return layer

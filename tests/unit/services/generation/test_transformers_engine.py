@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Qwen3MoeConfig
 
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import (
@@ -205,19 +207,90 @@ async def test_the_same_request_on_the_same_weights_is_answered_bitwise_alike(
         assert await complete(engine, work) == first
 
 
-async def test_a_request_over_the_batch_size_runs_in_several_batches_in_order(
-    tiny_folders: Folders,
-) -> None:
-    work = request(samples=3)
-    async with running(tiny_folders(seed=0)) as whole:
+async def test_rows_over_the_batch_size_join_as_others_end(tiny_folders: Folders) -> None:
+    """Each distinct prompt is prefilled once, wherever its samples join; what is sampled stays."""
+    work = request(samples=6, parameters=sampling(max_new_tokens=30))
+    folder = tiny_folders(seed=0, two_ends=True)
+    async with running(folder) as whole:
         wanted = {
             (c.prompt_index, c.sample_index): c.token_ids for c in await complete(whole, work)
         }
-    async with running(tiny_folders(seed=0), max_batch_size=5) as engine:
+    async with running(folder, max_batch_size=5) as engine:
+        watched = Watched(engine)
         got = await complete(engine, work)
     assert {(c.prompt_index, c.sample_index): c.token_ids for c in got} == wanted
-    batches = [{3 * c.prompt_index + c.sample_index for c in got[i : i + 5]} for i in (0, 5, 10)]
-    assert batches == [{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}, {10, 11}]
+    prefills = [shape for shape in watched.shapes if shape[1] > 1 or shape == (1, 1)]
+    steps = [rows for rows, length in watched.shapes if length == 1]
+    computed = sum(rows * length for rows, length in watched.shapes if length > 1)
+    assert computed == len(PROMPTS[0]) + len(PROMPTS[1])
+    assert prefills[0] == (1, 8)
+    assert max(steps) == 5
+    # Places do not stay empty while rows wait: four batches one after another take more steps.
+    lengths = [len(wanted[prompt, sample]) for prompt in (1, 0, 2, 3) for sample in range(6)]
+    apart = sum(max(lengths[start : start + 5]) for start in range(0, 24, 5))
+    assert len(steps) < 0.8 * apart
+
+
+ARCHITECTURES = [
+    GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=256),
+    Gemma3TextConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+        max_position_embeddings=256,
+    ),
+    Qwen3MoeConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+    ),
+]
+
+
+@pytest.mark.parametrize("config", ARCHITECTURES, ids=lambda config: config.model_type)
+async def test_other_architectures_are_sampled_as_single_rows_without_cache_would_be(
+    tiny_folders: Folders, config: Any
+) -> None:
+    """Learned positions, sliding windows whose rows cannot join, experts; rows wait for places."""
+    tokenizer = load_tokenizer(tiny_folders(seed=0))
+    config.vocab_size = len(tokenizer)
+    config.bos_token_id = config.pad_token_id = None
+    config.eos_token_id = tokenizer.eos_token_id
+    config.initializer_range = 0.3
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+    work = request(samples=3, parameters=sampling(0.9, 20, 0.95))
+    engine = TransformersEngine(model, tokenizer, source="", max_batch_size=5)
+    engine.start()
+    try:
+        got = await complete(engine, work)
+    finally:
+        await engine.stop()
+    assert len(got) == 12
+    for c in got:
+        wanted = by_hand(model, (tokenizer.eos_token_id,), work, c.prompt_index, c.sample_index)
+        assert list(c.token_ids) == wanted["ids"]
+        assert c.logprobs == pytest.approx(wanted["logprobs"], abs=1e-4)
+
+
+async def queued(jobs: int) -> None:
+    """Returns once that many jobs wait for the engine."""
+    async with asyncio.timeout(60):
+        while REGISTRY.get_sample_value("antiphon_generation_num_requests_waiting") != jobs:
+            await asyncio.sleep(0.002)
 
 
 class Watched:
@@ -332,6 +405,7 @@ async def test_with_finish_a_swap_waits_for_the_completions_under_way(
         task = asyncio.create_task(complete(engine, work))
         await watched.held()
         swap = asyncio.create_task(engine.apply(pushed(tiny_folders(seed=5)), V7))
+        await queued(1)
         later = asyncio.create_task(complete(engine, work))
         await asyncio.sleep(0)
         assert engine.loaded.version == 0
@@ -352,7 +426,7 @@ async def test_with_continue_completions_go_on_under_the_new_weights_with_a_new_
         task = asyncio.create_task(complete(engine, work))
         await watched.held()
         swap = asyncio.create_task(engine.apply(pushed(new), V7))
-        await asyncio.sleep(0)
+        await queued(1)
         watched.release()
         pause = await asyncio.wait_for(swap, 60)
         got = await asyncio.wait_for(task, 60)
@@ -393,6 +467,7 @@ async def test_weights_are_admitted_when_they_are_about_to_sample(
         first = asyncio.create_task(complete(engine, work))
         await watched.held()
         swap = asyncio.create_task(engine.apply(pushed(tiny_folders(seed=5)), V7))
+        await queued(1)
         second = asyncio.create_task(complete(engine, work))
         await asyncio.sleep(0)
         watched.release()
@@ -456,7 +531,7 @@ async def test_stopping_fails_what_runs_and_what_waits(tiny_folders: Folders) ->
         await watched.held()
         waiting = asyncio.create_task(complete(engine, request()))
         swap = asyncio.create_task(engine.apply(pushed(tiny_folders(seed=5)), V7))
-        await asyncio.sleep(0)
+        await queued(2)
         stopping = asyncio.create_task(engine.stop())
         for task in (waiting, swap):
             with pytest.raises(RuntimeError, match="the engine has stopped"):
