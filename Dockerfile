@@ -47,13 +47,14 @@ RUN /opt/build/bin/pip --python /opt/antiphon install -q --no-deps --no-index di
 
 FROM build AS torch-environment
 ARG TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
-# Headers and development tools of torch are of no use at run time.
+# Headers, tests and development tools of torch are of no use at run time.
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=pip \
     /opt/build/bin/pip --python /opt/antiphon install -q --no-deps ${TORCH_FROM} -r torch.txt && \
-    rm -rf /opt/antiphon/lib/python3*/site-packages/torch/include \
-    /opt/antiphon/lib/python3*/site-packages/torch/bin \
-    /opt/antiphon/lib/python3*/site-packages/torch/share
+    for folder in include share test; do \
+      rm -rf /opt/antiphon/lib/python3*/site-packages/torch/$folder; \
+    done && \
+    find /opt/antiphon/lib/python3*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete
 
 FROM torch-environment AS generation-environment
 RUN --mount=type=secret,id=pip \

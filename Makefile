@@ -36,7 +36,7 @@ test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install v
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(VLLM)/bin/pytest -m vllm tests/integration/services/generation/engines
 
-test-all: $(MODEL) ## Run every test but vLLM's, the slow ones too
+test-all: $(MODEL) $(CHECKOV) ## Run every test but vLLM's, the slow ones too
 	@$(PYTEST) -m "not vllm"
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
