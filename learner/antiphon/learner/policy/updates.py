@@ -13,6 +13,7 @@ import torch
 from antiphon.learner.arithmetic.buffer import RolloutBuffer
 from antiphon.learner.arithmetic.samples import TrainingSample
 from antiphon.learner.concurrency import task_group
+from antiphon.learner.policy.freed_memory import give_back_freed_memory
 
 if TYPE_CHECKING:
     from antiphon.learner.policy.policy import StepStats
@@ -101,7 +102,10 @@ class Updates:
 
         async with task_group() as group:
             tasks = [group.create_task(update(policy)) for policy in range(len(self._policies))]
-        return [task.result() for task in tasks]
+        updates = [task.result() for task in tasks]
+        if any(update.stepped for update in updates):
+            await loop.run_in_executor(self._pool, give_back_freed_memory)
+        return updates
 
     async def each(self, function: Callable[[int], T]) -> list[T]:
         """Run a function of a policy's number for every policy, on the threads of the updates."""
