@@ -115,9 +115,13 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
             can.full_logprobs or not needs.full_logprobs
         ),
     }
-    for what, offered in offers.items():
-        if not offered:
-            raise FieldError(where, f"engine {info.engine!r} without {what}", "an engine with them")
+    if missing := [what for what, offered in offers.items() if not offered]:
+        frozen = "" if can.push_kinds or not needs.trained else ", or a frozen agent (trainable)"
+        raise FieldError(
+            where,
+            f"engine {info.engine!r} without {', '.join(missing)}",
+            f"an engine with them{frozen}",
+        )
     if info.vocabulary_size != needs.vocabulary_size:
         raise FieldError(
             f"{where}: vocabulary",

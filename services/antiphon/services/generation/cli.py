@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,9 +14,10 @@ from antiphon.clients.types import TensorDtype
 from antiphon.services.common.errors import StartError
 from antiphon.services.common.options import server_command
 from antiphon.services.common.server import ServerSettings
+from antiphon.services.common.token_file import TokenFile
 
 _PANEL = "Engine"
-EngineName = Literal["transformers", "tgi", "vllm"]
+EngineName = Literal["transformers", "tgi", "vllm", "openai"]
 Restart = Literal["rolling", "stop-first"]
 
 # torch is imported by `serve`, once the environment says how its threads behave.
@@ -89,7 +91,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="tgi: a program that runs already; it keeps its weights.",
+            help="tgi, openai: a server that runs already; it keeps its weights.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -97,11 +99,18 @@ def serve(
         float,
         typer.Option(min=0, help="Seconds until the program must serve.", rich_help_panel=_PANEL),
     ] = 600.0,
+    engine_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="openai: a file with the token that the server wants.", rich_help_panel=_PANEL
+        ),
+    ] = None,
     engine_set: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="vllm: one of its engine arguments, such as tensor_parallel_size=2. Repeatable.",
+            help="vllm: an engine argument, as tensor_parallel_size=2. openai: a field of every "
+            "request; model is the server's name of its model. Repeatable.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -148,6 +157,11 @@ def serve(
 
         antiphon serve generation --model NAME --engine vllm --engine-set tensor_parallel_size=2
 
+    A frozen agent, answered by any server of the OpenAI chat API:
+
+        antiphon serve generation --model ./folder --engine openai --engine-address
+        http://127.0.0.1:8000/v1 --engine-set model=NAME
+
     For other machines, with TLS and a token:
 
         antiphon serve generation --model NAME --host 0.0.0.0 --port 50051 --tls-cert tls.crt
@@ -184,6 +198,7 @@ def serve(
         engine_command=engine_command,
         engine_address=engine_address,
         engine_start_timeout=engine_start_timeout,
+        engine_token=TokenFile(engine_token_file).token() if engine_token_file else None,
         engine_settings=dict(map(_setting, engine_set or ())),
         restart=restart,
         work_folder=work_folder,

@@ -30,7 +30,7 @@ from antiphon.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 
 logger = logging.getLogger(__name__)
 
-EngineName = Literal["transformers", "tgi", "vllm"]
+EngineName = Literal["transformers", "tgi", "vllm", "openai"]
 Restart = Literal["rolling", "stop-first"]
 
 
@@ -90,6 +90,7 @@ def load_engine(options: GenerationOptions) -> Engine:
         "transformers": _load_transformers,
         "tgi": _load_tgi,
         "vllm": _load_vllm,
+        "openai": _load_openai,
     }
     try:
         return loaders[options.engine](options)
@@ -136,6 +137,26 @@ def _load_vllm(options: GenerationOptions) -> Engine:
         return load_vllm(asked)
     except (OSError, ValueError, KeyError) as error:
         raise _not_loaded(options, "for vllm", error) from error
+
+
+def _load_openai(options: GenerationOptions) -> Engine:
+    from antiphon.services.generation.engines.openai_engine import OpenAIEngine
+    from antiphon.services.generation.engines.served_model import ServedModel
+
+    if options.engine_address is None:
+        raise StartError(
+            "--engine openai: wanted --engine-address, the server's URL, for example "
+            "http://127.0.0.1:8000/v1"
+        )
+    try:
+        served = ServedModel(options.model, options.tokenizer)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loaded(options, "for its tokenizer", error) from error
+    extra = dict(options.engine_settings)
+    model = str(extra.pop("model", options.model))
+    return OpenAIEngine(
+        served, options.engine_address, model=model, extra=extra, token=options.engine_token
+    )
 
 
 def _load_transformers(options: GenerationOptions) -> TransformersEngine:
