@@ -1,0 +1,1 @@
+"""What `benchmarks.seed_job` is made of."""
