@@ -4,7 +4,8 @@
     python -m benchmarks.learning --seeds 2 --arms antiphon-plain comlrl-plain
 
 Same start weights, task, rewards, number of samples, buffer sizes and learning rate. Finished runs
-are kept in .cache/learning, so that an interrupted benchmark goes on. CoMLRL computes in one
+are kept in .cache/learning, so that an interrupted benchmark goes on. Seconds are taken of the runs
+that met a quiet machine; `--again` runs some seeds anew for that. CoMLRL computes in one
 thread and gets a core of its own (two seeds side by side, where there are two cores); a run of
 antiphon has the cores to itself. The results, the plot and the tables of docs/learning.md are
 written when every arm has run with the reported seeds, 0 and up.
@@ -132,6 +133,7 @@ def report(runs: dict[str, list[figures.Run]], settings: task.Settings) -> dict[
         "level": figures.LEVEL,
         "window_prompts": figures.WINDOW,
         "interval": "95 %, percentile bootstrap over seeds",
+        "quiet_load": figures.QUIET,
         "machine": {
             "cores": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
@@ -151,6 +153,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="how many (default 10)")
     parser.add_argument("--first-seed", type=int, default=0, help="100 and up are for tuning")
     parser.add_argument("--arms", nargs="+", choices=list(task.ARMS), default=list(task.ARMS))
+    parser.add_argument(
+        "--again", type=int, default=0, help="run so many of the first seeds anew, to time them"
+    )
     parser.add_argument("--prompts", type=int, default=task.SETTINGS.prompts)
     parser.add_argument("--num-generations", type=int, default=task.SETTINGS.num_generations)
     parser.add_argument("--learning-rate", type=float, default=task.SETTINGS.learning_rate)
@@ -163,6 +168,9 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     seeds = range(told.first_seed, told.first_seed + told.seeds)
+    for seed in seeds[: told.again]:
+        for arm in told.arms:
+            (cache_folder(settings) / f"{arm}-{seed}.json").unlink(missing_ok=True)
     result = report(run_all(told.arms, seeds, settings), settings)
     print(page.tables(result))
     if told.first_seed == 0 and settings == task.SETTINGS and set(told.arms) == set(task.ARMS):

@@ -14,6 +14,8 @@ LEVEL = 0.5
 """The reward to reach: mean of both turns, over the last `WINDOW` prompts."""
 WINDOW = 10
 RESAMPLES = 10_000
+QUIET = 4.0
+"""Load average up to which the seconds of a run count: its own processes and little else."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Run:
         """Prompts until the level was reached."""
         above = np.flatnonzero(self.smooth >= LEVEL)
         return int(above[0]) + WINDOW if len(above) else None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the machine did little else meanwhile, so that its seconds count."""
+        return self.load <= QUIET
 
 
 def read_run(told: dict[str, Any], settings: Settings) -> Run:
@@ -98,22 +105,38 @@ def until_level(run: Run, settings: Settings) -> dict[str, float]:
     }
 
 
+SECONDS = ("seconds", "seconds_after_start")
+"""What of `until_level` counts on a quiet machine only."""
+
+
+def _quiet(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose seconds count; all where the machine was never quiet."""
+    return [run for run in runs if run.quiet] or list(runs)
+
+
 def of_arm(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
     """The figures of one arm over its seeds."""
     until = [until_level(run, settings) for run in runs]
+    timed = _quiet(runs)
     last = max(1, settings.prompts // 10)
     figures: dict[str, Any] = {
         "seeds": [run.seed for run in runs],
         "reached": sum(run.reached is not None for run in runs),
         "optimizer_steps": interval([float(np.mean(run.steps)) for run in runs]),
-        "start_seconds": interval([run.start for run in runs]),
+        "timed": {"runs": len(timed), "quiet": all(run.quiet for run in timed)},
+        "start_seconds": interval([run.start for run in timed]),
         "start_cpu_seconds": interval([run.start_cpu for run in runs]),
         "load_average": interval([run.load for run in runs]),
-        "total_seconds": interval([float(run.seconds[-1]) for run in runs]),
-        "until_level": {name: interval([one[name] for one in until]) for name in until[0]},
+        "total_seconds": interval([float(run.seconds[-1]) for run in timed]),
+        "until_level": {
+            name: interval(
+                [until_level(run, settings)[name] for run in (timed if name in SECONDS else runs)]
+            )
+            for name in until[0]
+        },
         "until_level_per_seed": until,
         "final_reward": {},
-        "curves": {"samples": [], "seconds": _rounded(_mean(run.seconds for run in runs))},
+        "curves": {"samples": [], "seconds": _rounded(_mean(run.seconds for run in timed))},
     }
     curves = figures["curves"]
     curves["samples"] = [
@@ -153,15 +176,19 @@ def compared(ours: Sequence[Run], peers: Sequence[Run], settings: Settings) -> d
     Where a run never reached the level, the whole run's samples and seconds stand in for it.
     """
     pairs = [(mine, theirs) for mine in ours for theirs in peers if mine.seed == theirs.seed]
+    timed = [(a, b) for a, b in pairs if a.quiet and b.quiet] or pairs
     until = [(until_level(a, settings), until_level(b, settings)) for a, b in pairs]
     last = max(1, settings.prompts // 10)
 
     def ratio(name: str) -> dict[str, float]:
-        logs = interval([math.log(a[name] / b[name]) for a, b in until])
+        of = timed if name in SECONDS else pairs
+        both = [(until_level(a, settings)[name], until_level(b, settings)[name]) for a, b in of]
+        logs = interval([math.log(mine / theirs) for mine, theirs in both])
         return {key: math.exp(value) for key, value in logs.items()}
 
     return {
         "seeds": [mine.seed for mine, _ in pairs],
+        "timed": {"pairs": len(timed), "quiet": all(a.quiet and b.quiet for a, b in timed)},
         "both_reached": sum(a.reached is not None and b.reached is not None for a, b in pairs),
         "samples_difference": interval([a["samples"] - b["samples"] for a, b in until]),
         "samples_ratio": ratio("samples"),

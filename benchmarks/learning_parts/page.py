@@ -25,7 +25,8 @@ def _arms(result: dict[str, Any]) -> str:
     seeds = len(next(iter(result["arms"].values()))["seeds"])
     lines = [
         f"Means over {seeds} seeds with their intervals ({result['interval']}); the level is "
-        f"{result['level']}.",
+        f"{result['level']}. Seconds are those of the runs that met a load average of "
+        f"{result['quiet_load']:g} at most, their own included; their number stands beside them.",
         "",
         "| arm | final reward, turn 1 | final reward, turn 2 | seeds that reached the level "
         "| samples to the level | seconds to the level | of them start-up | whole run, s "
@@ -40,7 +41,7 @@ def _arms(result: dict[str, Any]) -> str:
             _span(arm["final_reward"]["turn_2"], ".2f"),
             f"{arm['reached']} of {len(arm['seeds'])}",
             _span(until["samples"], ",.0f"),
-            _span(until["seconds"], ".0f"),
+            f"{_span(until['seconds'], '.0f')}, {_timed(arm['timed'], 'runs')}",
             _span(arm["start_seconds"], ".1f"),
             _span(arm["total_seconds"], ".0f"),
             _span(until["cpu_seconds"], ".0f"),
@@ -69,12 +70,17 @@ def _compared(result: dict[str, Any]) -> str:
             _span(one["final_reward_difference"], "+.2f"),
             _span(one["samples_difference"], "+,.0f"),
             _span(one["samples_ratio"], ".2f"),
-            _span(one["seconds_ratio"], ".2f"),
+            f"{_span(one['seconds_ratio'], '.2f')}, {_timed(one['timed'], 'pairs')}",
             _span(one["seconds_ratio_after_start"], ".2f"),
             _span(one["cpu_seconds_ratio"], ".2f"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _timed(timed: dict[str, Any], what: str) -> str:
+    busy = "" if timed["quiet"] else " on a busy machine"
+    return f"{timed[what]} {what}{busy}"
 
 
 def _span(value: dict[str, float], form: str) -> str:

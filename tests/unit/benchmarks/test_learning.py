@@ -9,7 +9,9 @@ from benchmarks.learning_parts import figures, task
 SETTINGS = task.Settings(prompts=20, num_generations=2)
 
 
-def told(rewards: list[float], arm: str = "antiphon-plain", pace: float = 1.0) -> figures.Run:
+def told(
+    rewards: list[float], arm: str = "antiphon-plain", pace: float = 1.0, load: float = 1.0
+) -> figures.Run:
     """A run whose joint actions of a prompt all earn the same; a prompt takes `pace` seconds."""
     moments = [10.0 + pace * (i + 1) for i in range(len(rewards))]
     return figures.read_run(
@@ -19,7 +21,7 @@ def told(rewards: list[float], arm: str = "antiphon-plain", pace: float = 1.0) -
             "rewards": [one for one in rewards for _ in range(SETTINGS.joint_actions_per_prompt)],
             "seconds": [10.0, *moments],
             "cpu": [20.0, *moments],
-            "load": [1.0],
+            "load": [load],
             "optimizer_steps": [40, 40],
         },
         SETTINGS,
@@ -79,6 +81,16 @@ def test_sides_are_compared_seed_by_seed() -> None:
     assert one["samples_difference"]["mean"] == 0
     assert one["seconds_ratio_after_start"]["mean"] == pytest.approx(1 / 4)
     assert one["seconds_ratio"]["mean"] == pytest.approx(20 / 50)
+
+
+def test_seconds_are_those_of_quiet_runs_and_samples_those_of_all() -> None:
+    busy = told([0.0] * 5 + [1.0] * 15, pace=9.0, load=figures.QUIET + 1)
+    figures_of = figures.of_arm([told([1.0] * 20), busy], SETTINGS)
+    assert figures_of["timed"] == {"runs": 1, "quiet": True}
+    assert figures_of["until_level"]["seconds"]["mean"] == 20
+    assert figures_of["until_level"]["samples"]["mean"] == pytest.approx(6 * (10 + 10) / 2)
+    only_busy = figures.of_arm([busy], SETTINGS)
+    assert only_busy["timed"] == {"runs": 1, "quiet": False}
 
 
 def test_an_arm_that_scored_less_is_refused() -> None:
