@@ -200,7 +200,9 @@ class SimulatedEngine:
                 job.work.admit(self.loaded)
                 position = int((loop.time() - began) / token)
                 for row in left:
-                    if row.spans[-1].start < position < row.length:
+                    if position < row.length:
+                        if row.spans[-1].start == position:
+                            row.spans.pop()
                         row.spans.append(WeightsSpan(position, self.loaded.version))
             while left and began + left[0].length * token <= loop.time():
                 job.events.put_nowait(self._completion(left.pop(0)))
