@@ -1,0 +1,102 @@
+"""A full push of SmolLM2-135M in bf16 to two services at once, against raw TCP on loopback.
+
+    make bench-push-full
+
+Both sides send the same bytes to two processes at once, in turn, several times; medians count.
+The push ends when both services answer that they have applied and verified the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.push_parts.raw_tcp import seconds_to_send
+from benchmarks.push_parts.services import services
+from benchmarks.results import Row, write
+from examples.smollm2 import prepare
+from transformers import AutoModelForCausalLM
+
+from antiphon.clients.types import PushResult, TensorDtype
+from antiphon.learner.weights.encoding import WeightsEncoder
+from antiphon.learner.weights.replicas import RunIdentity
+from antiphon.services.common.tensors import wire_tensors
+
+ROUNDS = 5
+SERVICES = 2
+IDENTITY = RunIdentity("push-full", 1)
+
+
+async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Push and raw TCP in turn; seconds of each round, and what a push kept the engines from."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tensors = wire_tensors(model)
+    encoder = WeightsEncoder(IDENTITY, 0, lambda: tensors, TensorDtype.BFLOAT16, deltas=False)
+    raw, pushed, pauses, encoding = [], [], [], []
+    async with services(folder, SERVICES) as replicas:
+        for version in range(1, rounds + 2):
+            with torch.no_grad():
+                tensors["model.norm.weight"].mul_(1.5)
+            began = time.perf_counter()
+            push = encoder.encode(version)
+            encoding.append(time.perf_counter() - began)
+            buffers = [memoryview(buffer) for buffer in push.buffers]
+            raw.append(await asyncio.to_thread(seconds_to_send, buffers, SERVICES))
+            began = time.perf_counter()
+            results: list[PushResult] = await asyncio.gather(
+                *(r.client.push_weights(push.header, push.read, timeout=300.0) for r in replicas)
+            )
+            pushed.append(time.perf_counter() - began)
+            pauses.append(max(result.pause_seconds for result in results))
+            for replica in replicas:
+                loaded = (await replica.client.get_model_info(10.0)).loaded
+                if (loaded.version, loaded.digest) != (version, push.header.digest):
+                    raise RuntimeError(f"{replica.address} has loaded {loaded}, not the push")
+    # The first round opens connections and touches memory for the first time.
+    return {
+        "bytes_to_each": push.nbytes,
+        "services": SERVICES,
+        "raw_tcp_seconds": raw[1:],
+        "push_seconds": pushed[1:],
+        "pause_seconds": pauses[1:],
+        "encode_seconds": encoding[1:],
+    }
+
+
+def main() -> None:
+    found = asyncio.run(measure(prepare()))
+    medians = {
+        name: statistics.median(values)
+        for name, values in found.items()
+        if name.endswith("_seconds")
+    }
+    total = found["bytes_to_each"] * found["services"] / 1e6
+    ratio = medians["raw_tcp_seconds"] / medians["push_seconds"]
+    pause = medians["pause_seconds"] / medians["push_seconds"]
+    details = found | {
+        "push_megabytes_per_second": total / medians["push_seconds"],
+        "raw_tcp_megabytes_per_second": total / medians["raw_tcp_seconds"],
+        "pause_share": pause,
+    }
+    row = Row(
+        name="push_full",
+        value=ratio,
+        unit="of raw TCP",
+        wanted="at least 0.6, and a pause of at most 0.1 of the push",
+        holds=ratio >= 0.6 and pause <= 0.1,
+        baseline=(
+            f"{details['push_megabytes_per_second']:.0f} against "
+            f"{details['raw_tcp_megabytes_per_second']:.0f} MB/s of raw TCP to two processes; the "
+            f"pause was {pause:.3f} of the push"
+        ),
+        details=details,
+    )
+    write(row)
+
+
+if __name__ == "__main__":
+    main()

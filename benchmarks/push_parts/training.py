@@ -1,0 +1,65 @@
+"""Optimiser steps as a run takes them: completions of a real service, a real reward, AdamW."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from examples.length_ratio import length_ratio_reward
+from transformers import AutoModelForCausalLM
+
+from antiphon.clients.types import GenerateRequest, PromptSamples, SamplingParameters
+from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
+from antiphon.learner.policy.policy import Policy, PolicySettings
+from antiphon.learner.weights.replicas import Replica, RunIdentity
+
+PROMPT = "Describe a city in the clouds:"
+GENERATIONS, NEW_TOKENS = 4, 64
+SAMPLING = SamplingParameters(0.6, 50, 0.6, NEW_TOKENS)
+
+
+def policy(folder: Path, learning_rate: float) -> Policy:
+    """The model in `folder`: bf16 on the wire, float32 masters, AdamW with torch's defaults."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    settings = PolicySettings(
+        temperature=SAMPLING.temperature, max_new_tokens=NEW_TOKENS, learning_rate=learning_rate
+    )
+    return Policy(0, model, settings)
+
+
+async def group(replica: Replica, identity: RunIdentity, version: int) -> TrainingSample:
+    """One prompt's completions, sampled by a service from this version of the weights."""
+    request = GenerateRequest(
+        run_id=identity.run_id,
+        incarnation=identity.incarnation,
+        agent=0,
+        min_weights_version=version,
+        prompts=(PromptSamples(PROMPT, tuple(range(version * 10, version * 10 + GENERATIONS))),),
+        sampling=SAMPLING,
+    )
+    sampled = [c async for c in replica.client.generate(request, timeout=300.0)]
+    texts = [completion.text for completion in sampled]
+    rewards = length_ratio_reward(texts, texts[1:] + texts[:1])
+    mean = sum(rewards) / len(rewards)
+    return TrainingSample(
+        agent=0,
+        turn=1,
+        task_id="0",
+        row=0,
+        path=(),
+        prompt_token_ids=sampled[0].prompt_token_ids,
+        completions=tuple(
+            TrainedCompletion(
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                kept_sizes=completion.kept_sizes,
+                return_=reward,
+                advantage=reward - mean,
+            )
+            for completion, reward in zip(sampled, rewards, strict=True)
+        ),
+        dead=False,
+        mean_reward=mean,
+        mean_return=mean,
+        oldest_version=version,
+    )
