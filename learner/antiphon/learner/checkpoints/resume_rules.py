@@ -31,6 +31,7 @@ _STEPS = "which nodes make an optimiser step, and when, would differ from a run 
 
 FREE: Mapping[str, str] = {
     "logging_steps": _TELLS,
+    "engine_gap_bound": _TELLS,
     "keep_rollouts_every": _TELLS,
     "trackers": _TELLS,
     "agent_devices": _MEMORY,

@@ -169,6 +169,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """The ratio is clipped at 1 minus this."""
     clip_ratio_high: float = Field(default=0.2, ge=0, le=1e6)
     """The ratio is clipped at 1 plus this."""
+    engine_gap_bound: Annotated[NotNegative | None, OrNone] = 0.05
+    """Warn once of an agent whose engine gives tokens log-probabilities that differ from the
+    learner's at the same weights by more than this on average; None never warns."""
     logprob_support: LogprobSupport = "sampled"
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
     full softmax at the same temperature."""

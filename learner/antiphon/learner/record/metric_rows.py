@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from antiphon.learner.policy.engine_gap import engine_gap
 from antiphon.learner.record.figures import NodeFigures
 
 if TYPE_CHECKING:
@@ -116,6 +117,11 @@ def add_updates(figures: Figures, updates: Sequence[AgentUpdate]) -> None:
                 figures.mean(f"{name}/{figure}", getattr(stats, figure))
             figures.maximum(f"{name}/ratio_max", stats.ratio_max)
             figures.maximum(f"{name}/logprob_gap_max", stats.logprob_gap_max)
+        if (same_weights := engine_gap(update)) is not None:
+            figures.mean(f"{name}/engine_gap_mean", same_weights.logprob_gap_mean)
+            figures.maximum(f"{name}/engine_gap_max", same_weights.logprob_gap_max)
+            figures.mean(f"{name}/engine_ratio_mean", same_weights.ratio_mean)
+            figures.maximum(f"{name}/engine_ratio_max", same_weights.ratio_max)
 
 
 def add_publications(figures: Figures, publications: Sequence[Publication]) -> None:

@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from antiphon.clients.types import RunState
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.evaluation.figures import Evaluation
+from antiphon.learner.policy.engine_gap import engine_gap
 from antiphon.learner.record.figures import Missing, NodeFigures
 from antiphon.learner.record.stages import UPDATE
 from antiphon.learner.rollout.tree import BranchStop
@@ -146,6 +147,16 @@ class LearnerMetrics:
         self._gap = gauge(
             "logprob_gap_max",
             "Largest difference of log-probability between learner and engine in the last step.",
+            "agent",
+        )
+        self._engine_gap = gauge(
+            "engine_gap_mean",
+            "Mean difference of log-probability between learner and engine at the same weights.",
+            "agent",
+        )
+        self._engine_gap_max = gauge(
+            "engine_gap_max",
+            "Largest difference of log-probability between learner and engine at the same weights.",
             "agent",
         )
         self._staleness = gauge(
@@ -300,6 +311,9 @@ class LearnerMetrics:
             agent = update.agent
             if staleness := [node.staleness for nodes, _ in update.steps for node in nodes]:
                 self._staleness.labels(agent).set(max(staleness))
+            if (same_weights := engine_gap(update)) is not None:
+                self._engine_gap.labels(agent).set(same_weights.logprob_gap_mean)
+                self._engine_gap_max.labels(agent).set(same_weights.logprob_gap_max)
             for _, stats in update.steps:
                 if not stats.stepped:
                     continue

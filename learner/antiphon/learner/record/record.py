@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from antiphon.clients.types import RunState
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.evaluation.figures import Evaluation
+from antiphon.learner.policy.engine_gap import GapWatch
 from antiphon.learner.record.figures import NodeFigures, tree_figures
 from antiphon.learner.record.metric_rows import (
     Figures,
@@ -76,6 +77,7 @@ class RunRecord:
     ) -> None:
         self._folder = folder
         self._config = config
+        self._gap_watch = GapWatch(config.engine_gap_bound)
         self._num_agents = num_agents
         self._models = tuple(models)
         self._prompts_total = prompts_total
@@ -167,6 +169,8 @@ class RunRecord:
     def updated(self, updates: Sequence[AgentUpdate]) -> None:
         """Tell the optimiser steps of a rollout batch."""
         add_updates(self._row, updates)
+        for text in self._gap_watch.observe(updates):
+            self.note(text)
         for update in updates:
             for agent in self._played_with(update.agent):
                 self._optimizer_steps[agent] += sum(s.stepped for _, s in update.steps)
