@@ -2,20 +2,23 @@
 
     make bench-push-full
 
-Both sides send the same bytes to two processes at once, in turn, several times; medians count.
-The push ends when both services answer that they have applied and verified the weights.
+All sides send the same bytes to two processes at once, in turn, several times; medians count.
+The push ends when both services answer that they have applied and verified the weights. Bare gRPC,
+which does nothing with the bytes, says how much of the difference is the transport's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.push_parts.raw_tcp import seconds_to_send
+from benchmarks.processes import cpu_seconds
+from benchmarks.push_parts import bare_grpc, raw_tcp
 from benchmarks.push_parts.services import services
 from benchmarks.results import Row, write
 from examples.smollm2 import prepare
@@ -36,7 +39,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tensors = wire_tensors(model)
     encoder = WeightsEncoder(IDENTITY, 0, lambda: tensors, TensorDtype.BFLOAT16, deltas=False)
-    raw, pushed, pauses, encoding = [], [], [], []
+    raw, bare, pushed, pauses, encoding, processor = [], [], [], [], [], []
     async with services(folder, SERVICES) as replicas:
         for version in range(1, rounds + 2):
             with torch.no_grad():
@@ -45,12 +48,14 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
             push = encoder.encode(version)
             encoding.append(time.perf_counter() - began)
             buffers = [memoryview(buffer) for buffer in push.buffers]
-            raw.append(await asyncio.to_thread(seconds_to_send, buffers, SERVICES))
-            began = time.perf_counter()
+            raw.append(await asyncio.to_thread(raw_tcp.seconds_to_send, buffers, SERVICES))
+            bare.append(await bare_grpc.seconds_to_send(buffers, SERVICES))
+            used, began = cpu_seconds(os.getpid()), time.perf_counter()
             results: list[PushResult] = await asyncio.gather(
                 *(r.client.push_weights(push.header, push.read, timeout=300.0) for r in replicas)
             )
             pushed.append(time.perf_counter() - began)
+            processor.append(cpu_seconds(os.getpid()) - used)
             pauses.append(max(result.pause_seconds for result in results))
             for replica in replicas:
                 loaded = (await replica.client.get_model_info(10.0)).loaded
@@ -61,7 +66,9 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         "bytes_to_each": push.nbytes,
         "services": SERVICES,
         "raw_tcp_seconds": raw[1:],
+        "bare_grpc_seconds": bare[1:],
         "push_seconds": pushed[1:],
+        "push_processor_seconds": processor[1:],
         "pause_seconds": pauses[1:],
         "encode_seconds": encoding[1:],
     }
@@ -80,6 +87,8 @@ def main() -> None:
     details = found | {
         "push_megabytes_per_second": total / medians["push_seconds"],
         "raw_tcp_megabytes_per_second": total / medians["raw_tcp_seconds"],
+        "bare_grpc_megabytes_per_second": total / medians["bare_grpc_seconds"],
+        "of_bare_grpc": medians["bare_grpc_seconds"] / medians["push_seconds"],
         "pause_share": pause,
     }
     row = Row(
@@ -90,8 +99,9 @@ def main() -> None:
         holds=ratio >= 0.6 and pause <= 0.1,
         baseline=(
             f"{details['push_megabytes_per_second']:.0f} against "
-            f"{details['raw_tcp_megabytes_per_second']:.0f} MB/s of raw TCP to two processes; the "
-            f"pause was {pause:.3f} of the push"
+            f"{details['raw_tcp_megabytes_per_second']:.0f} MB/s of raw TCP to two processes and "
+            f"{details['bare_grpc_megabytes_per_second']:.0f} of bare gRPC; the pause was "
+            f"{pause:.3f} of the push"
         ),
         details=details,
     )

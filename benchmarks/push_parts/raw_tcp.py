@@ -1,4 +1,7 @@
-"""The same bytes to as many processes over plain TCP sockets on loopback: the floor of a push."""
+"""The same bytes to as many processes over plain TCP sockets on loopback: the floor of a push.
+
+The receivers keep what they get, as those of a push must.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ _RECEIVER = f"""
 import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
-left, room = int(sys.argv[1]), bytearray({PIECE})
+room, got = memoryview(bytearray(int(sys.argv[1]))), 0
 connection, _ = server.accept()
-while left:
-    left -= connection.recv_into(room)
+while got < len(room):
+    got += connection.recv_into(room[got : got + {PIECE}])
 connection.sendall(b"x")
 """
 
