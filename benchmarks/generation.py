@@ -98,6 +98,7 @@ def measure(
         SystemExit: The sides did different work, or log-probabilities are wrong.
     """
     rates: dict[Side, list[float]] = {"antiphon": [], "generate": [], "continuous": []}
+    cpu: dict[Side, list[float]] = {side: [] for side in rates}
     answers = together(ours, side="antiphon", size=size)
     lengths = answers[0]["lengths"]
     completions = answers[0]["completions"]
@@ -117,6 +118,7 @@ def measure(
                 raise SystemExit(f"{side} sampled other numbers of tokens than antiphon")
             seconds = max(answer["seconds"] for answer in answers)
             rates[side].append(len(answers) * sum(lengths) / seconds)
+            cpu[side].append(sum(answer["cpu_seconds"] for answer in answers))
         if repetition == 0 and rates["continuous"][0] < 0.7 * rates["generate"][0]:
             sides.remove("continuous")  # It will not be the better one.
     medians = {side: statistics.median(found) for side, found in rates.items()}
@@ -127,6 +129,7 @@ def measure(
         "longest": max(lengths),
         "largest_logprob_error": error,
         "tokens_per_second": {side: round(rate, 1) for side, rate in medians.items()},
+        "cpu_seconds": {side: round(statistics.median(found), 2) for side, found in cpu.items()},
         "ratio": round(medians["antiphon"] / best, 3),
     }
 

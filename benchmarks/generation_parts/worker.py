@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any, cast
 
 import torch
@@ -35,7 +36,7 @@ def main(side: str, model: str, lengths: str, threads: str) -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
-        work = Work(asked["size"], told)
+        work, began = Work(asked["size"], told), time.process_time()
         if ours is not None:
             answer: Any = ours.run(work)
         elif asked["side"] == "check":
@@ -43,6 +44,7 @@ def main(side: str, model: str, lengths: str, threads: str) -> None:
             answer = {"error": peers.largest_error(work, asked["completions"])}
         else:
             answer = getattr(peers, asked["side"])(work, asked["lengths"])
+        answer["cpu_seconds"] = time.process_time() - began
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -21,10 +21,11 @@ class Side:
 
     def answer(self) -> dict[str, Any]:
         if self.asked[-1] == "check":
-            return {"error": self._error}
+            return {"error": self._error, "cpu_seconds": 1.0}
         return {
             "seconds": self._seconds,
             "lengths": self._lengths,
+            "cpu_seconds": 2.0,
             "completions": [[[5], [6], [1], [0.0]]] * len(self._lengths),
         }
 
@@ -35,6 +36,7 @@ def test_the_ratio_is_that_to_the_others_of_all_agents_tokens() -> None:
     found = measure(ours, theirs, 2, 3)
     assert found["tokens"] == 60
     assert found["tokens_per_second"]["antiphon"] == 600
+    assert found["cpu_seconds"]["antiphon"] == 4
     assert found["ratio"] == 3
 
 

@@ -60,7 +60,7 @@ def serve(
     ] = None,
     max_batch_size: Annotated[
         int,
-        typer.Option(min=1, help="Most completions decoded together; more run one batch later."),
+        typer.Option(min=1, help="Most completions decoded together; others join as those end."),
     ] = 64,
     on_swap: Annotated[
         Literal["finish", "continue"],
