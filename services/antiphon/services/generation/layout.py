@@ -1,7 +1,7 @@
 """How the weights of linear layers lie in memory, so that few rows multiply fast on a CPU.
 
-A layer keeps W [out, in] row after row. For the few rows x of a decode step, the product x Wᵀ is up
-to twice as fast where W lies column after column: its shape, name and numbers stay the same.
+A layer keeps W [out, in] row after row. For the few rows x of a decode step, the product x Wᵀ is
+faster where W lies column after column: its shape, name and numbers stay the same.
 """
 
 from __future__ import annotations
