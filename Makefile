@@ -11,7 +11,7 @@ PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-images test-all fuzz bench bench-generation bench-growth bench-learning bench-parity bench-push-delta bench-push-full bench-replicas bench-seed-job bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-vllm test-images test-all fuzz bench bench-generation bench-engines bench-growth bench-learning bench-parity bench-push-delta bench-push-full bench-replicas bench-seed-job bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-parity: $(INSTALLED) ## Hold every number of training against CoMLRL's (ma
 
 bench-generation: $(MODEL) ## Measure sampling against transformers, of fixed and mixed lengths (a quarter of an hour)
 	@$(BIN)/python -m benchmarks.generation
+
+bench-engines: $(VLLM)/.installed ## Measure vLLM against the transformers engine and against a vLLM server
+	@OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false $(VLLM)/bin/python -m benchmarks.engines
 
 bench-growth: $(INSTALLED) ## Measure how time and memory grow with tasks, generations, agents, tokens, turns
 	@$(BIN)/python -m benchmarks.growth

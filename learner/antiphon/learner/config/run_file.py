@@ -95,6 +95,22 @@ class AgentSettings(_Section):
         return self.tokenizer or self.model
 
 
+class GenerationSettings(_Section):
+    """`[generation]`: the generation services that the run starts itself."""
+
+    engine: Literal["transformers", "tgi", "vllm"] = "transformers"
+    """What samples: the service itself, or text-generation-inference or vLLM."""
+    options: tuple[str, ...] = ()
+    """More options of `antiphon serve generation`, for example
+    ``["--engine-command", "text-generation-launcher --model-id {model} --port {port}"]``."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What is added to the command line of each."""
+        engine = () if self.engine == "transformers" else ("--engine", self.engine)
+        return (*engine, *self.options)
+
+
 class FunctionSettings(_Section):
     """`[transition]`: who writes the next prompts."""
 
@@ -177,6 +193,8 @@ class RunConfig(_Section):
     """How to train."""
     agents: tuple[AgentSettings, ...] = ()
     """The agents, agent 0 first."""
+    generation: GenerationSettings = Field(default_factory=GenerationSettings)
+    """The generation services that the run starts itself."""
     reward: RewardSettings = Field(default_factory=RewardSettings)
     """Who scores joint actions."""
     transition: FunctionSettings = Field(default_factory=FunctionSettings)

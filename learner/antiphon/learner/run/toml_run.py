@@ -106,6 +106,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         wandb=config.wandb or WandbConfig(),
         centralized=centralized_from(config, prompts),
         evaluation=evaluation_from_config(config),
+        generation_arguments=config.generation.arguments,
     )
 
 

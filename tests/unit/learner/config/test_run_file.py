@@ -214,3 +214,11 @@ def test_a_centralised_model_answers_for_as_many_agents_as_are_said(tmp_path: Pa
         text = text.replace("num_agents = 3", "") if "2" in got else text
         with pytest.raises(FieldError, match=f"centralized: got .*{got}"):
             _load(tmp_path, text)
+
+
+def test_services_that_a_run_starts_may_have_another_engine(tmp_path: Path) -> None:
+    command = "tgi --model-id {model} --port {port}"
+    text = f'{RUN}\n[generation]\nengine = "tgi"\noptions = ["--engine-command", "{command}"]\n'
+    given = _load(tmp_path, text).generation.arguments
+    assert given == ("--engine", "tgi", "--engine-command", command)
+    assert _load(tmp_path).generation.arguments == ()

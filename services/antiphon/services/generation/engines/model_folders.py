@@ -66,6 +66,7 @@ class ModelFolders:
         self._model.save_pretrained(partial, state_dict=tensors)
         self._copy_small_files(partial)
         dtype = next(iter(own.values())).dtype
+        _name_tokenizer_for_all(partial / "tokenizer_config.json")
         config = self._config(json.loads((partial / "config.json").read_text()), dtype)
         _write_json(partial / "config.json", config)
         ends = list(self._served.end_ids)
@@ -166,6 +167,14 @@ def _write_adapter(folder: Path, tensors: Mapping[str, Tensor], base: str) -> No
         if not name.endswith(SCALING)
     }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _name_tokenizer_for_all(file: Path) -> None:
+    """Version 5 of transformers writes a class name that earlier ones do not know."""
+    if file.is_file():
+        config = json.loads(file.read_text())
+        if config.get("tokenizer_class") == "TokenizersBackend":
+            _write_json(file, {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
