@@ -23,12 +23,12 @@ from benchmarks.simulated.serve import Services
 
 WANTED = 1.15
 WITHIN = 1.05
-TURN = 0.8
+TURN = 0.6
 UPDATES = (0.1, 1.0)
 """Seconds of the update, as a share of a rollout batch's sampling."""
 HEADLINE = 0.1
 JOB = Job(
-    batches=5,
+    batches=6,
     tasks=4,
     turns=2,
     generations=4,
