@@ -34,7 +34,8 @@ def completion(
     agent: int, batch: int, index: int, sample: int, prompt: PromptSamples
 ) -> Completion:
     """Completion number `sample` of the `index`-th prompt of an agent's `batch`-th batch."""
-    assert isinstance(prompt.prompt, TokenIds)
+    # A text is encoded by the engine, which has a way of its own.
+    ids = prompt.prompt.ids if isinstance(prompt.prompt, TokenIds) else (9, len(prompt.prompt))
     return Completion(
         prompt_index=index,
         sample_index=sample,
@@ -43,7 +44,7 @@ def completion(
         logprobs=(-0.5, -0.1),
         kept_sizes=(3, 3),
         finish_reason=FinishReason.END_TOKEN,
-        prompt_token_ids=prompt.prompt.ids,
+        prompt_token_ids=ids,
         weights_spans=(WeightsSpan(0, 1),),
         instance_id="i",
         boot_id="b",
@@ -131,7 +132,7 @@ class Words:
         return self._made([f"[{agent}] {prompt}" for agent, prompt in enumerate(prompts)])
 
     def _made(self, texts: list[str]) -> tuple[AgentPrompt, ...]:
-        return tuple(AgentPrompt(t, tuple(len(word) for word in t.split())) for t in texts)
+        return tuple(AgentPrompt(t, tuple(map(len, t.split())), plain=t) for t in texts)
 
 
 def seed_of(*, epoch: int, row: int, path: tuple[int, ...], agent: int, sample: int) -> int:
@@ -154,6 +155,7 @@ class Stage:
     policies: tuple[tuple[int, ...], ...] = ()
     actions: Actions | None = None
     words: Words | None = None
+    as_text: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         choirs = len(self.policies) or self.num_agents
@@ -177,6 +179,7 @@ class Stage:
             seed_of=seed_of,
             clock=StageClock(),
             actions=self.actions,
+            as_text=self.as_text,
         )
 
 
@@ -207,6 +210,17 @@ async def test_prompts_go_as_the_token_ids_of_what_the_formatter_wrote() -> None
     stage = Stage(num_turns=1)
     await stage.rollout().grow(1, rows("three more words"))
     assert stage.choirs[1].batches[0][0].prompt == TokenIds((3, 5, 4, 5))
+
+
+async def test_an_engine_that_takes_text_is_sent_it_and_its_ids_are_those_of_the_node() -> None:
+    """L13: what is trained is what the engine says that it saw."""
+    stage = Stage(num_turns=1, as_text=(1,))
+    (root,) = (await stage.rollout().grow(1, rows("three more words"))).roots
+    assert isinstance(stage.choirs[0].batches[0][0].prompt, TokenIds)
+    sent = stage.choirs[1].batches[0][0].prompt
+    assert sent == root.prompts[1].content == root.prompts[1].plain
+    assert root.prompts[1].token_ids == (9, len(sent))
+    assert root.prompts[0].token_ids == stage.choirs[0].batches[0][0].prompt.ids
 
 
 async def test_completions_of_aligned_joint_actions_stand_where_they_belong() -> None:
