@@ -92,6 +92,21 @@ def test_a_metric_ends_the_run(tmp_path: Path) -> None:
     assert (told["state"], told["optimizer_steps"]) == ("finished", [2, 2])
 
 
+def test_a_run_in_which_nothing_trains_ends_and_says_why(tmp_path: Path) -> None:
+    """S11: equal rewards, two dead groups a prompt; it does not go on for its nine epochs."""
+    trainer = trainer_of(
+        tmp_path,
+        args=config_of(num_train_epochs=9, dead_groups_limit=6),
+        reward_func=lambda a, b: [0.5],
+    )
+    before = [weights(agent) for agent in trainer.agents]
+    trainer.train()
+    told = summary(trainer)
+    assert (told["state"], told["optimizer_steps"], told["prompts"]) == ("finished", [0, 0], 3)
+    for agent, old in zip(trainer.agents, before, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(agent.parameters(), old, strict=True))
+
+
 def test_accumulation_takes_one_step_from_several_minibatches(tmp_path: Path) -> None:
     """Buffer 2, minibatches of 1: two steps a drain, or one from both."""
     settings = {"rollout_buffer_size": 2, "train_batch_size": 1}

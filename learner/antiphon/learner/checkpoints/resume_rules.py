@@ -44,6 +44,7 @@ FREE: Mapping[str, str] = {
     "stop_patience": _ENDS,
     "stop_min_delta": _ENDS,
     "stop_mode": _ENDS,
+    "dead_groups_limit": _ENDS,
     "eval_interval": _EVALUATION,
     "eval_num_samples": _EVALUATION,
     "eval_batch_size": _EVALUATION,

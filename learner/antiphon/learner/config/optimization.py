@@ -113,6 +113,9 @@ class OptimizationConfig(BaseModel):
     """By how much a `stop_metric` must be better to count as better."""
     stop_mode: Literal["max", "min"] = "max"
     """Whether a larger or a smaller `stop_metric` is better."""
+    dead_groups_limit: OptionalCount = 1000
+    """The run ends after so many dead groups in a row, over all agents: all their returns were
+    equal or missing, so that nothing trained. None never ends it."""
 
     @model_validator(mode="after")
     def _whole_stop_rule(self) -> Self:

@@ -28,7 +28,7 @@ class Summary:
     """What a run came to.
 
     By agent [N] are `models`, `agent_folders`, `adapters`, `optimizer_steps`, `weights_versions`.
-    The folder of a model that was not saved is None; `adapters` says whether what it holds is a LoRA
+    The folder of a model that was not saved is None; `adapters` says whether it holds a LoRA
     adapter. `keeps_best` says whether `best/` has the models of the best evaluation.
     """
 

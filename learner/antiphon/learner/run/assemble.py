@@ -39,6 +39,7 @@ from antiphon.learner.rollout.prompts import TokenizedPrompts
 from antiphon.learner.rollout.rollout import PromptWriter, Rollout, RolloutShape, misfit
 from antiphon.learner.rollout.scoring import OnMainThread
 from antiphon.learner.rollout.seeds import completion_seed
+from antiphon.learner.run.dead_streak import DeadStreak
 from antiphon.learner.run.early_stop import EarlyStop
 from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.loop import TrainingRun
@@ -132,6 +133,8 @@ class Assembly:
         updates = self._updates(policies)
         if references is not None:
             self._context.checkpoints.add("reference", references.references)
+        dead_streak = DeadStreak(self._config.dead_groups_limit)
+        self._context.checkpoints.add("dead_groups", [dead_streak])
         await self._restore(policies, publishers)
         return TrainingRun(
             self._config,
@@ -151,6 +154,7 @@ class Assembly:
                 policies,
                 max_steps=self._config.max_steps,
                 early_stop=self._context.early_stop,
+                dead_streak=dead_streak,
             ),
             evaluations=evaluations,
         )

@@ -1,10 +1,12 @@
-"""What may end a run before its last epoch: a number of optimiser steps, or a metric."""
+"""What may end a run before its last epoch: optimiser steps, a metric, or dead groups alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from antiphon.learner.policy.updates import AgentUpdate
+from antiphon.learner.run.dead_streak import DeadStreak
 from antiphon.learner.run.early_stop import EarlyStop
 
 
@@ -24,6 +26,7 @@ class Limits:
         policies: The policies in training.
         max_steps: Optimiser steps after which the run ends; None sets no limit.
         early_stop: Reads the metrics; None where none ends the run.
+        dead_streak: Counts dead groups; None where they end nothing.
     """
 
     def __init__(
@@ -32,10 +35,17 @@ class Limits:
         *,
         max_steps: int | None = None,
         early_stop: EarlyStop | None = None,
+        dead_streak: DeadStreak | None = None,
     ) -> None:
         self._policies = policies
         self._max_steps = max_steps
         self._early_stop = early_stop
+        self._dead_streak = dead_streak
+
+    def observe(self, updates: Sequence[AgentUpdate]) -> None:
+        """Take in what the policies made of a rollout batch."""
+        if self._dead_streak is not None:
+            self._dead_streak.observe(updates)
 
     @property
     def reached(self) -> str | None:
@@ -43,7 +53,8 @@ class Limits:
         most = max((policy.optimizer_steps for policy in self._policies), default=0)
         if self._max_steps is not None and most >= self._max_steps:
             return f"max_steps: {most} optimiser steps are taken"
-        return None if self._early_stop is None else self._early_stop.reason
+        rules = (self._early_stop, self._dead_streak)
+        return next((rule.reason for rule in rules if rule and rule.reason), None)
 
     @property
     def unread(self) -> str | None:

@@ -123,6 +123,7 @@ class TrainingRun:
             with self._clock.measure(UPDATE):
                 updates = await self._updates.run(self._samples(grown), end_of_epoch=end_of_epoch)
             self._count(updates)
+            self._limits.observe(updates)
             self._record.updated(updates)
 
             self._record.working_on("push", epoch=epoch)
