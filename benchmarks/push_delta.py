@@ -10,6 +10,7 @@ push both services must have the digest that the policy's own tensors give: the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.push_parts.services import services
-from benchmarks.push_parts.training import group, policy
+from benchmarks.push_parts.training import groups, policy
 from benchmarks.results import Row, write
 from examples.smollm2 import prepare
 
@@ -31,7 +32,7 @@ from antiphon.services.common.tensors import tensor_specs
 
 LEARNING_RATES = {1e-6: 0.0035, 5e-6: 0.008}
 """And which share of a full push's bytes one step's delta may have."""
-SINGLE_STEPS, STEPS_OF_A_PROMPT = 3, 4
+SINGLE_STEPS, STEPS_OF_A_PROMPT = 2, 3
 ENCODE_BYTES_PER_SECOND = 1e9
 BF16 = TensorDtype.BFLOAT16
 
@@ -45,6 +46,7 @@ class Pushed:
     nbytes: int
     full_nbytes: int
     encode_seconds: float
+    encode_processor_seconds: float
     seconds_to_applied: float
     pause_seconds: float
 
@@ -66,9 +68,9 @@ class Pusher:
     async def push(self, steps: int) -> Pushed:
         """Encode, push to all services at once, and hold what they loaded against the policy."""
         self.version += 1
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         whole = self._encoder.encode(self.version)
-        encoded = time.perf_counter()
+        encoded, used = time.perf_counter(), time.process_time() - used
         pushes = [self._encoder.path(r.acknowledged, whole)[-1] for r in self._replicas]
         results: list[PushResult] = await asyncio.gather(
             *(
@@ -88,6 +90,7 @@ class Pusher:
             nbytes=await message_bytes(pushes[0]),
             full_nbytes=await message_bytes(whole),
             encode_seconds=encoded - began,
+            encode_processor_seconds=used,
             seconds_to_applied=applied - began,
             pause_seconds=max(result.pause_seconds for result in results),
         )
@@ -107,10 +110,11 @@ async def measure(folder: Path) -> dict[float, list[Pushed]]:
             trained = policy(folder, learning_rate)
             pusher = Pusher(identity, trained, replicas)
             pushed = [await pusher.push(0)]
+            nodes = await groups(replicas[0], identity, pusher.version, STEPS_OF_A_PROMPT)
+            following = itertools.cycle(nodes)
             for steps in [1] * SINGLE_STEPS + [STEPS_OF_A_PROMPT]:
-                nodes = await group(replicas[0], identity, pusher.version)
                 for _ in range(steps):
-                    trained.step([nodes])
+                    trained.step([next(following)])
                 pushed.append(await pusher.push(steps))
             found[learning_rate] = pushed
     return found
@@ -133,6 +137,9 @@ def main() -> None:
         "share_after_one_step": {f"{lr:g}": share for lr, share in shares.items()},
         "share_of_a_prompts_steps": {f"{lr:g}": p[-1].share for lr, p in found.items()},
         "encode_bytes_per_second": rate,
+        "encode_bytes_per_processor_second": statistics.median(
+            p.full_nbytes / p.encode_processor_seconds for p in deltas
+        ),
         "encode_seconds": statistics.median(p.encode_seconds for p in deltas),
         "seconds_to_applied": statistics.median(p.seconds_to_applied for p in deltas),
         "pause_seconds": max(p.pause_seconds for p in deltas),

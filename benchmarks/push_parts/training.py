@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from examples.length_ratio import length_ratio_reward
 from transformers import AutoModelForCausalLM
 
-from antiphon.clients.types import GenerateRequest, PromptSamples, SamplingParameters
+from antiphon.clients.types import (
+    Completion,
+    GenerateRequest,
+    PromptSamples,
+    SamplingParameters,
+)
 from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
 from antiphon.learner.policy.policy import Policy, PolicySettings
 from antiphon.learner.weights.replicas import Replica, RunIdentity
 
 PROMPT = "Describe a city in the clouds:"
-GENERATIONS, NEW_TOKENS = 4, 64
+GENERATIONS, NEW_TOKENS = 4, 48
 SAMPLING = SamplingParameters(0.6, 50, 0.6, NEW_TOKENS)
 
 
@@ -27,20 +34,29 @@ def policy(folder: Path, learning_rate: float) -> Policy:
     return Policy(0, model, settings)
 
 
-async def group(replica: Replica, identity: RunIdentity, version: int) -> TrainingSample:
-    """One prompt's completions, sampled by a service from this version of the weights."""
+async def groups(
+    replica: Replica, identity: RunIdentity, version: int, count: int
+) -> list[TrainingSample]:
+    """So many groups of one prompt, sampled by a service from this version of the weights."""
+    seeds = [range(100 * group, 100 * group + GENERATIONS) for group in range(count)]
     request = GenerateRequest(
         run_id=identity.run_id,
         incarnation=identity.incarnation,
         agent=0,
         min_weights_version=version,
-        prompts=(PromptSamples(PROMPT, tuple(range(version * 10, version * 10 + GENERATIONS))),),
+        prompts=tuple(PromptSamples(PROMPT, tuple(some)) for some in seeds),
         sampling=SAMPLING,
     )
-    sampled = [c async for c in replica.client.generate(request, timeout=300.0)]
+    sampled: list[list[Completion]] = [[] for _ in range(count)]
+    async for completion in replica.client.generate(request, timeout=300.0):
+        sampled[completion.prompt_index].append(completion)
+    return [_group(some, version) for some in sampled]
+
+
+def _group(sampled: Sequence[Completion], version: int) -> TrainingSample:
     texts = [completion.text for completion in sampled]
     rewards = length_ratio_reward(texts, texts[1:] + texts[:1])
-    mean = sum(rewards) / len(rewards)
+    mean, deviation = statistics.fmean(rewards), max(statistics.pstdev(rewards), 1e-6)
     return TrainingSample(
         agent=0,
         turn=1,
@@ -54,7 +70,7 @@ async def group(replica: Replica, identity: RunIdentity, version: int) -> Traini
                 logprobs=completion.logprobs,
                 kept_sizes=completion.kept_sizes,
                 return_=reward,
-                advantage=reward - mean,
+                advantage=(reward - mean) / deviation,
             )
             for completion, reward in zip(sampled, rewards, strict=True)
         ),
