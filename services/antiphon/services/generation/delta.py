@@ -12,7 +12,7 @@ from antiphon.clients.digest import tensor_checksum, weights_digest
 from antiphon.clients.types import FieldError, PushHeader, TensorSpec
 from antiphon.services.common.changes import Patterns, decode_change, patterns
 from antiphon.services.common.errors import ServiceError
-from antiphon.services.common.tensors import TORCH_DTYPES
+from antiphon.services.common.tensors import TORCH_DTYPES, to_bytes
 from antiphon.services.generation.engine import ChangeableEngine, ChangedTensor, PushedTensor
 from antiphon.services.generation.staging import mismatch
 
@@ -67,12 +67,13 @@ def decode_delta(engine: ChangeableEngine, pushed: Iterable[PushedTensor]) -> li
         FieldError: The bytes are no change of such a tensor.
         ServiceError: DATA_LOSS with PUSH_CHECKSUM_MISMATCH: the result is not as the header says.
     """
-    return [_changed(engine, tensor) for tensor in pushed if tensor.data.nbytes]
+    loaded = engine.own_tensors()
+    return [_changed(loaded[one.spec.name], one) for one in pushed if one.data.nbytes]
 
 
-def _changed(engine: ChangeableEngine, pushed: PushedTensor) -> ChangedTensor:
+def _changed(loaded: Tensor, pushed: PushedTensor) -> ChangedTensor:
     spec = pushed.spec
-    base = patterns(engine.read(spec), spec.dtype)
+    base = patterns(to_bytes(loaded, spec.dtype), spec.dtype)
     try:
         positions, values = decode_change(pushed.data, base)
     except FieldError as error:

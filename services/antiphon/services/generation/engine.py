@@ -151,10 +151,10 @@ class Engine(Protocol):
 class ChangeableEngine(Engine, Protocol):
     """An engine that takes deltas: it says what it has loaded, and changes single elements."""
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes on the wire of one of the model's own tensors as it is loaded.
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """The model's own tensors as they are loaded, in its number format; to be read only.
 
-        To be called while no swap is under way; from any thread.
+        They are those until the next swap. May be called from any thread.
         """
         ...
 

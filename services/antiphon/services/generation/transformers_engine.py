@@ -174,9 +174,9 @@ class TransformersEngine:
     async def _apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         return await self._swapped(await asyncio.to_thread(self._replacement, tensors, loaded))
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes on the wire of one of the model's own tensors as it is loaded."""
-        return to_bytes(wire_tensors(self.model)[spec.name], spec.dtype)
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """The model's own tensors as they are loaded, until the next swap."""
+        return wire_tensors(self.model)
 
     async def change(
         self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
