@@ -176,8 +176,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """Log-probabilities under the distribution sampled from (after top_k and top_p), or under the
     full softmax at the same temperature."""
     micro_batch_size: OptionalCount = None
-    """Most completions in one forward and backward pass, which never has more than 1,024 tokens
-    (padding included) of several; None sets no limit. Saves memory, changes results by rounding."""
+    """Most completions in one forward and backward pass. A pass of several never has more than
+    1,024 tokens (padding included), or twice those of the prompt that they share; None sets no
+    other limit. Saves memory, changes results by rounding."""
     max_staleness: int = Field(default=0, ge=0)
     """Most publishes between the weights that a node is sampled from and its entering the buffer.
     0 samples, updates and publishes in turn; S above 0 samples up to S rollout batches ahead,
