@@ -29,9 +29,14 @@ from antiphon.clients.types import (
     WeightsSpan,
 )
 from antiphon.services.common.models import load_model, load_tokenizer, tokenizer_fingerprint
-from antiphon.services.common.tensors import tensor_shapes, tensor_specs, wire_tensors
+from antiphon.services.common.tensors import tensor_shapes, tensor_specs, to_bytes, wire_tensors
 from antiphon.services.generation.codec import Codec
-from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
+from antiphon.services.generation.engine import (
+    ChangedTensor,
+    EngineInfo,
+    EngineRequest,
+    PushedTensor,
+)
 
 CONTEXT = 1 << 20
 
@@ -103,7 +108,7 @@ class SimulatedEngine:
             context_length=CONTEXT,
             end_token_ids=(tokenizer.eos_token_id,),
             capabilities=EngineCapabilities(
-                push_kinds=frozenset({PushKind.FULL}),
+                push_kinds=frozenset({PushKind.FULL, PushKind.DELTA}),
                 token_ids=True,
                 logprobs=True,
                 full_logprobs=False,
@@ -113,6 +118,10 @@ class SimulatedEngine:
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(tensors)
         self.base = tensor_specs(tensors, TensorDtype.BFLOAT16)
         self.loaded = LoadedWeights(digest=weights_digest(self.base))
+        self._weights = {
+            name: bytearray(to_bytes(tensor, TensorDtype.BFLOAT16))
+            for name, tensor in tensors.items()
+        }
         self.seconds_since_step = 0.0
         self._jobs: asyncio.Queue[_Request | _Swap] = asyncio.Queue()
         self._swaps: list[_Swap] = []
@@ -139,7 +148,25 @@ class SimulatedEngine:
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Takes the weights as the engine would: in turn, or between two tokens."""
-        swap = _Swap(loaded, tuple(pushed.spec for pushed in tensors))
+        for pushed in tensors:
+            self._weights[pushed.spec.name] = bytearray(pushed.data)
+        return await self._swap(_Swap(loaded, tuple(pushed.spec for pushed in tensors)))
+
+    def read(self, spec: TensorSpec) -> memoryview:
+        """The bytes of a tensor as they were pushed."""
+        return memoryview(self._weights[spec.name])
+
+    async def change(
+        self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
+    ) -> float:
+        """Takes a delta."""
+        for changed in changes:
+            values = changed.values
+            whole = torch.frombuffer(self._weights[changed.spec.name], dtype=values.dtype)
+            whole[changed.positions] = values
+        return await self._swap(_Swap(loaded, tuple(specs)))
+
+    async def _swap(self, swap: _Swap) -> float:
         self._swaps.append(swap)
         self._jobs.put_nowait(swap)
         self._pushed.set()
