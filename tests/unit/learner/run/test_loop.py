@@ -365,6 +365,9 @@ class After:
         grown = sum(line.startswith("grow") for line in self.story.told)
         return "enough" if grown >= self.batches else None
 
+    def observe(self, updates: object) -> None:
+        del updates
+
 
 @pytest.mark.parametrize("batches", [0, 1, 3, 9])
 async def test_a_limit_ends_the_run_in_order_after_a_batch(batches: int) -> None:
