@@ -122,6 +122,14 @@ def serve(
             rich_help_panel=_PANEL,
         ),
     ] = "rolling",
+    sleep_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="vllm: give up GPU memory after so many seconds without work, until some comes.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     work_folder: Annotated[
         str | None,
         typer.Option(
@@ -201,6 +209,7 @@ def serve(
         engine_token=TokenFile(engine_token_file).token() if engine_token_file else None,
         engine_settings=dict(map(_setting, engine_set or ())),
         restart=restart,
+        sleep_after=sleep_after,
         work_folder=work_folder,
     )
     return asyncio.run(serve_generation(options, server))

@@ -1,4 +1,4 @@
-"""What the generation service asks of an engine; a new engine is one more file beside this one."""
+"""What the generation service asks of an engine; those of other programs are in `engines`."""
 
 from __future__ import annotations
 

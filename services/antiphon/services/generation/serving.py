@@ -56,6 +56,7 @@ class GenerationOptions:
         engine_settings: The program's own settings, by name.
         engine_token: Sent to the program with every request; None for none.
         restart: Whether a program that restarts at a push does so beside the old one, or after it.
+        sleep_after: Seconds without work after which the program gives up GPU memory; None: never.
         work_folder: Where pushed weights are written for the program; None for a temporary folder.
     """
 
@@ -76,6 +77,7 @@ class GenerationOptions:
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
     engine_token: str | None = None
     restart: Restart = "rolling"
+    sleep_after: float | None = None
     work_folder: str | None = None
 
 
@@ -132,6 +134,7 @@ def _load_vllm(options: GenerationOptions) -> Engine:
         dtype=options.dtype,
         settings=options.engine_settings,
         work_folder=options.work_folder,
+        sleep_after=options.sleep_after,
     )
     try:
         return load_vllm(asked)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
+import signal
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -57,6 +60,9 @@ from antiphon.services.generation.engines.stored_weights import StoredWeights
 from antiphon.services.generation.engines.turns import Turns
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 0.5
 _LEAST_TEMPERATURE = 0.01
 _LIKELIEST = 256
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - only where it is there
@@ -74,6 +80,8 @@ class VllmOptions:
         dtype: Number format to compute in; None for float32 on CPU and bfloat16 on GPU.
         settings: vLLM's own engine arguments by name, for example `tensor_parallel_size`.
         work_folder: Where versions are written; None for one in memory, where there is such.
+        sleep_after: Seconds without work after which vLLM gives up its GPU memory until there is
+            some; None for never.
     """
 
     model: str
@@ -83,6 +91,7 @@ class VllmOptions:
     dtype: TensorDtype | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     work_folder: str | None = None
+    sleep_after: float | None = None
 
 
 class VllmEngine:
@@ -93,6 +102,7 @@ class VllmEngine:
         served: What the service knows of the model.
         stored: The weights as folders; vLLM has those of its present one.
         loaded: What they are; empty where they must not be sampled.
+        sleep_after: Seconds without work after which vLLM sleeps; None for never.
         metrics: Where it counts.
     """
 
@@ -103,6 +113,7 @@ class VllmEngine:
         stored: StoredWeights,
         loaded: LoadedWeights,
         *,
+        sleep_after: float | None = None,
         metrics: GenerationMetrics | None = None,
     ) -> None:
         self._llm = llm
@@ -113,6 +124,10 @@ class VllmEngine:
         self._adapters = llm.vllm_config.lora_config is not None
         self._numbers = itertools.count(1)
         self._turns = Turns()
+        self._sleep_after = sleep_after
+        self._wake_once = asyncio.Lock()
+        self._asleep = False
+        self._watching: asyncio.Task[None] | None = None
         self._end_ids = frozenset(served.end_ids)
         self._last_step = time.monotonic()
         self._metrics = metrics or generation_metrics()
@@ -172,6 +187,7 @@ class VllmEngine:
 
     async def _complete(self, sample: Sample, request: EngineRequest) -> Completion:
         async with self._turns.sampling():
+            await self._wake()
             request.admit(self.loaded)
             version = self.loaded.version
             if self._turns.sampling_now == 1:
@@ -259,6 +275,7 @@ class VllmEngine:
             folder = await asyncio.to_thread(write)
             async with self._turns.swapping():
                 began = time.monotonic()
+                await self._wake()
                 # After a failure in the middle there are no weights to sample.
                 self.loaded = LoadedWeights()
                 await self._load(folder, own=any(not is_adapter_tensor(s.name) for s in specs))
@@ -283,10 +300,36 @@ class VllmEngine:
         await self._llm.reset_prefix_cache()
 
     def start(self) -> None:
-        """Nothing: vLLM runs already."""
+        """Begins to watch vLLM, which runs already; to be called in the event loop."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Ends this process where vLLM has ended, and sends vLLM to sleep where it is idle."""
+        while not self._llm.errored:
+            await asyncio.sleep(_WATCH_SECONDS)
+            idle = 0.0 if self._turns.sampling_now else time.monotonic() - self._last_step
+            if self._sleep_after is not None and not self._asleep and idle > self._sleep_after:
+                await self._sleep(idle)
+        logger.critical("vLLM has ended, so this service does; its log says why")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def _sleep(self, idle: float) -> None:
+        async with self._turns.swapping():
+            await self._llm.sleep(level=1)  # Weights go to the host's memory, the cache is dropped.
+            self._asleep = True
+        logger.info("vLLM sleeps after %.0f s without work", idle)
+
+    async def _wake(self) -> None:
+        async with self._wake_once:
+            if self._asleep:
+                await self._llm.wake_up()
+                self._asleep = False
+                self._last_step = time.monotonic()
 
     async def stop(self) -> None:
         """Ends vLLM."""
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.to_thread(self._llm.shutdown)
 
 
@@ -309,6 +352,7 @@ def load_vllm(options: VllmOptions) -> VllmEngine:
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "dtype": options.dtype.value if options.dtype is not None else _own_dtype(),
+        "enable_sleep_mode": options.sleep_after is not None,
         **options.settings,
     }
     try:
@@ -318,7 +362,7 @@ def load_vllm(options: VllmOptions) -> VllmEngine:
         raise StartError(
             f"vLLM does not start on {options.model} (--engine-set: {given}): {error}"
         ) from error
-    return VllmEngine(llm, served, stored, loaded)
+    return VllmEngine(llm, served, stored, loaded, sleep_after=options.sleep_after)
 
 
 def _own_dtype() -> str:

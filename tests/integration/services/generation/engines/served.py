@@ -158,10 +158,12 @@ def vllm_service(vocabulary_size: int, folder: Path) -> Started:
     if vocabulary_size not in SERVICES:
         processes = Processes(Path(tempfile.mkdtemp()))
         atexit.register(processes.__exit__, None, None, None)
-        settings = ("enforce_eager=true", "enable_lora=true", "max_lora_rank=8", "max_num_seqs=64")
+        # On a CPU vLLM takes the calls of its sleep mode, does nothing, and refuses its setting.
+        lora = ("enable_lora=true", "max_lora_rank=8")
+        settings = ("enforce_eager=true", "max_num_seqs=64", "enable_sleep_mode=false", *lora)
         SERVICES[vocabulary_size] = processes.serve(
             *("vllm", "generation", "--model", str(folder), "--engine", "vllm"),
-            *("--run-lease", "0", "--weights-dtype", "float32"),
+            *("--run-lease", "0", "--weights-dtype", "float32", "--sleep-after", "2"),
             *(part for setting in settings for part in ("--engine-set", setting)),
             environ={
                 "VLLM_CPU_KVCACHE_SPACE": "1",
