@@ -22,7 +22,9 @@ from antiphon.learner.weights.replicas import Replica, RunIdentity
 
 PROMPT = "Describe a city in the clouds:"
 GENERATIONS, NEW_TOKENS = 4, 48
-SAMPLING = SamplingParameters(0.6, 50, 0.6, NEW_TOKENS)
+SAMPLING = SamplingParameters(1.0, None, None, NEW_TOKENS)
+"""Of all tokens: every token then has a gradient, and steps change several times as many weights as
+under top_p 0.6, where most tokens are certain."""
 
 
 def policy(folder: Path, learning_rate: float) -> Policy:
