@@ -82,8 +82,8 @@ def main() -> None:
             name="engine_push_pause",
             value=pause["vllm_server"] / pause["vllm"],
             unit="times",
-            wanted="at least 1: the vllm engine pauses no longer than a supervised server would",
-            holds=pause["vllm_server"] >= pause["vllm"],
+            wanted="0.8 to 1.25: what pauses is the reload, not the way that it is asked for",
+            holds=0.8 <= pause["vllm_server"] / pause["vllm"] <= 1.25,
             baseline=f"vLLM in the service's process, {pause['vllm']:.2f} s",
             details={"seconds": pause},
         )

@@ -16,7 +16,6 @@ from antiphon.services.common.tensors import (
     TORCH_DTYPES,
     from_bytes,
     tensor_specs,
-    to_bytes,
     wire_tensors,
 )
 from antiphon.services.generation.engine import ChangedTensor, PushedTensor
@@ -82,22 +81,20 @@ class StoredWeights:
 
     def write_changes(self, changes: Sequence[ChangedTensor], loaded: LoadedWeights) -> Path:
         """Writes what a delta comes to."""
-        own = {spec.name: self._tensor(spec) for spec in self.base}
+        own = self.own_tensors()
         for change in changes:
             own[change.spec.name].view(-1)[change.positions] = change.values
         return self.folders.write(loaded, own, {})
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes on the wire of one of the model's own tensors as it is served."""
-        return to_bytes(self._tensor(spec), spec.dtype)
-
-    def _tensor(self, spec: TensorSpec) -> Tensor:
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The model's own tensors as they are served, read from their folder."""
+        names = {spec.name for spec in self.base}
+        own: dict[str, Tensor] = {}
         for file in self._files():
             with safe_open(file, framework="pt") as tensors:
-                if spec.name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                    tensor: Tensor = tensors.get_tensor(spec.name)
-                    return tensor.clone()
-        raise KeyError(spec.name)
+                for name in names.intersection(tensors.keys()):
+                    own[name] = tensors.get_tensor(name).clone()
+        return own
 
     def _names(self) -> set[str]:
         names: set[str] = set()

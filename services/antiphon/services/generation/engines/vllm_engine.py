@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from torch import Tensor
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -252,9 +253,9 @@ class VllmEngine:
             sampled.logprobs.append(logprob)
             sampled.kept_sizes.append(kept)
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes on the wire of one of the model's own tensors as it is loaded."""
-        return self._stored.read(spec)
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """The model's own tensors as they are loaded, in the wire's number format."""
+        return self._stored.own_tensors()
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Loads a push and returns the seconds in which nothing could be sampled."""

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import grpc
+from torch import Tensor
 
 from antiphon.clients.types import (
     Completion,
@@ -201,9 +202,9 @@ class TgiEngine:
         """The model's own tensors as the server has them; empty for unknown or none."""
         return () if self._stored is None else self._stored.base
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes on the wire of one of the model's own tensors as it is served."""
-        return self._pushable.read(spec)
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """The model's own tensors as they are served."""
+        return self._pushable.own_tensors()
 
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Starts a server on the new weights and returns the seconds without one."""
