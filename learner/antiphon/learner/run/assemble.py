@@ -45,7 +45,7 @@ from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.loop import TrainingRun
 from antiphon.learner.run.setup import RunSetup, save_policies
 from antiphon.learner.weights.connect import (
-    all_fixed,
+    check_alike,
     check_fit,
     largest_incarnation,
     model_infos,
@@ -247,10 +247,9 @@ class Assembly:
                 appends=config.conversation == "append",
                 trained=config.is_trainable(agents[0]),
             )
-            fixed = all_fixed(infos, agents[0])
+            check_alike(infos, agents[0])
             for replica, info in zip(replicas[number], infos, strict=True):
                 check_fit(info, needs, replica.address)
-                replica.fixed = fixed
             offered = all(info.capabilities.full_logprobs for info in infos)
             wanted = full_logprobs or config.reference_kl_enabled
             services.append(

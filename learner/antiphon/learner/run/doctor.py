@@ -124,7 +124,14 @@ def _fit(
     try:
         check_fit(
             info,
-            needs_of(number, model.model, model.tokenizer, full_logprobs=full),
+            needs_of(
+                number,
+                model.model,
+                model.tokenizer,
+                full_logprobs=full,
+                appends=config.magrpo.conversation == "append",
+                trained=config.training.is_trainable(number),
+            ),
             "its address",
         )
     except FieldError as error:

@@ -231,7 +231,14 @@ class Inspection:
             info = await client.get_model_info(timeout)
         if model is not None:
             full = self._config.magrpo.logprob_support == "full"
-            needs = needs_of(number, model.model, model.tokenizer, full_logprobs=full)
+            needs = needs_of(
+                number,
+                model.model,
+                model.tokenizer,
+                full_logprobs=full,
+                appends=self._config.magrpo.conversation == "append",
+                trained=self._config.training.is_trainable(number),
+            )
             check_fit(info, needs, address.address)
         return info, (
             f"serving {info.model} with engine {info.engine}, vocabulary {info.vocabulary_size}, "

@@ -137,11 +137,11 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
         )
 
 
-def all_fixed(infos: Sequence[ModelInfo], agent: int) -> bool:
-    """Whether an agent's replicas take no pushes.
+def check_alike(infos: Sequence[ModelInfo], agent: int) -> None:
+    """Refuse replicas of which some take no pushes, so that they cannot have one version.
 
     Raises:
-        FieldError: Some do and some do not, so they cannot have one version.
+        FieldError: Names the agent and the engines.
     """
     fixed = [not info.capabilities.push_kinds for info in infos]
     if any(fixed) != all(fixed):
@@ -150,7 +150,6 @@ def all_fixed(infos: Sequence[ModelInfo], agent: int) -> bool:
             f"engines {sorted({info.engine for info in infos})}, of which some take no pushes",
             "replicas that all take pushes, or all keep their weights",
         )
-    return all(fixed)
 
 
 def smallest_context(infos: Sequence[ModelInfo], model: PreTrainedModel) -> int:

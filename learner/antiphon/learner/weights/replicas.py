@@ -76,7 +76,11 @@ class Replica:
     push_kinds: frozenset[PushKind] = frozenset({PushKind.FULL})
     reachable: bool = True
     keeps_pace: bool = True
-    fixed: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it takes no pushes."""
+        return not self.push_kinds
 
 
 def lose(replica: Replica, replicas: Sequence[Replica], error: CallError) -> None:

@@ -13,7 +13,7 @@ from antiphon.clients.types import (
     ModelInfo,
     PushKind,
 )
-from antiphon.learner.weights.connect import Needs, all_fixed, check_fit
+from antiphon.learner.weights.connect import Needs, check_alike, check_fit
 
 NEEDS = Needs(agent=1, vocabulary_size=30, tokenizer_fingerprint=None, full_logprobs=False)
 INFO = ModelInfo(
@@ -63,7 +63,7 @@ def test_an_engine_with_fixed_weights_serves_frozen_agents_only() -> None:
 
 def test_replicas_all_take_pushes_or_all_keep_their_weights() -> None:
     fixed = replace(INFO, capabilities=replace(INFO.capabilities, push_kinds=frozenset()))
-    assert not all_fixed([INFO, INFO], 1)
-    assert all_fixed([fixed, fixed], 1)
+    check_alike([INFO, INFO], 1)
+    check_alike([fixed, fixed], 1)
     with pytest.raises(FieldError, match=r"agents\[1\].*some take no pushes"):
-        all_fixed([INFO, fixed], 1)
+        check_alike([INFO, fixed], 1)
