@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -30,16 +32,21 @@ def memory(pid: int) -> int:
     return sum(int(row.split()[1]) * 1024 for some in rows for row in some if row[:4] == "Pss:")
 
 
-class PeakMemory:
-    """The largest `memory` of a process while the block runs, looked at every half second."""
+class WatchedMemory:
+    """The `memory` of a process while the block runs, looked at every half second."""
 
     def __init__(self, pid: int) -> None:
-        self.bytes = 0
         self._pid = pid
+        self._began = time.perf_counter()
+        self._seen: list[tuple[float, int]] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> PeakMemory:
+    def peak(self, seconds: float = math.inf) -> int:
+        """The largest so far, in bytes, of the first `seconds`."""
+        return max((size for moment, size in self._seen if moment <= seconds), default=0)
+
+    def __enter__(self) -> WatchedMemory:
         self._thread.start()
         return self
 
@@ -49,7 +56,7 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._done.wait(0.5):
-            self.bytes = max(self.bytes, memory(self._pid))
+            self._seen.append((time.perf_counter() - self._began, memory(self._pid)))
 
 
 def _read(file: Path) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.peer import BASELINE, ROOT, peer_python
-from benchmarks.processes import PeakMemory
+from benchmarks.processes import WatchedMemory
 from benchmarks.seed_job_parts import model
 from benchmarks.seed_job_parts.job import Job
 
@@ -51,7 +51,7 @@ class Benchmark:
     wanted: float
     busy: int = 0
     limit: float | None = None
-    periods: int = 3
+    periods: int = 2
     most_memory: float | None = None
 
     @property
@@ -74,7 +74,8 @@ class Side:
 
     Seconds of a `period`, processor seconds of it (`cpu`), seconds from the start of the process to
     the first reward (`start`) and to the end of one period (`together`); `memory` of all processes
-    at most, in bytes. Where it has not `finished`, all of it is at least what it would have taken.
+    at most until the last period ends, in bytes. Where it has not `finished`, all of it is at least
+    what it would have taken.
     """
 
     period: float
@@ -121,16 +122,17 @@ def run(side: str, job: Job, folder: Path, out: Path, limit: float | None) -> Si
         env=environment,
         stdout=subprocess.DEVNULL,
     )
-    with PeakMemory(process.pid) as peak:
+    with WatchedMemory(process.pid) as watched:
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return _unfinished(json.loads(out.read_text()), job, peak.bytes, limit or 0.0)
+            return _unfinished(json.loads(out.read_text()), job, watched.peak(), limit or 0.0)
     if code:
         raise ValueError(f"{side} ended with code {code}")
-    return _finished(json.loads(out.read_text()), job, peak.bytes, side)
+    told = json.loads(out.read_text())
+    return _finished(told, job, watched.peak(told["seconds"][-1]), side)
 
 
 def _finished(told: dict[str, Any], job: Job, memory: int, side: str) -> Side:
