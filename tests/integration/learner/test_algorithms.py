@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.e2e.recording import record_generation
 from tests.support import run_folders
 from tests.support.models import tiny_folder, tiny_model, tiny_tokenizer
 from torch import nn
@@ -295,6 +296,72 @@ def test_agents_may_differ_in_model_tokenizer_and_learning_rate(tmp_path: Path) 
         for a, b in zip(agents, before, strict=True)
     ]
     assert largest[0] > 5 * largest[1]
+
+
+def test_cross_over_two_turns_pairs_all_and_returns_flow_back_by_hand(tmp_path: Path) -> None:
+    """Two agents, two samples: four joint actions a node, each with a child of four."""
+    trainer = run(
+        MAGRPOTrainer,
+        tmp_path,
+        external_transition=again,
+        train_dataset=ROWS[:1],
+        args=MAGRPOConfig(
+            **{**SMALL, "num_turns": 2, "num_generations": 2},
+            joint_mode="cross",
+            discount=0.5,
+            advantage_normalization=False,
+            wire_dtype="float32",
+        ),
+    )
+    by_path: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for row in rollouts(trainer):
+        by_path.setdefault(tuple(row["path"]), []).append(row)
+    assert set(by_path) == {(), (0,), (1,), (2,), (3,)}
+    for path, joint in by_path.items():
+        assert [row["samples"] for row in joint] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+        for j, row in enumerate(joint):
+            assert row["reward"] == sum(map(len, row["texts"]))
+            child = by_path.get((*path, j), [])
+            later = 0.5 * sum(r["reward"] for r in child) / 4 if child else 0.0
+            assert row["return"] == pytest.approx(row["reward"] + later)
+        for agent in (0, 1):
+            held = [[r["return"] for r in joint if r["samples"][agent] == g] for g in (0, 1)]
+            own = [sum(returns) / 2 for returns in held]
+            mean = sum(own) / 2
+            for row in joint:
+                value = own[row["samples"][agent]]
+                assert row["agent_returns"][agent] == pytest.approx(value)
+                assert row["advantages"][agent] == pytest.approx(value - mean)
+
+
+def test_agents_with_templates_of_their_own_are_each_asked_in_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chat, two templates; what each agent was sampled on is its own template's text."""
+    first = tiny_tokenizer(tmp_path / "first")
+    second = tiny_tokenizer(tmp_path / "second")
+    second.chat_template = (
+        "{% for m in messages %}green {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}cat {% endif %}"
+    )
+    chat = [{"role": "user", "content": "red one"}]
+    recording = record_generation(monkeypatch)
+    run(
+        MAGRPOTrainer,
+        tmp_path,
+        agents=[tiny_model(first, 0), tiny_model(second, 1)],
+        tokenizer=[first, second],
+        train_dataset=[{"prompt": chat}],
+        args=MAGRPOConfig(**SMALL, wire_dtype="float32"),
+    )
+    asked = []
+    for agent, tokenizer in enumerate((first, second)):
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        wanted = tuple(tokenizer(text, add_special_tokens=False).input_ids)
+        (batch,) = recording.batches[agent]
+        assert {completion.prompt_token_ids for completion in batch.completions} == {wanted}
+        asked.append(wanted)
+    assert asked[0] != asked[1]
 
 
 def test_the_number_of_learning_rates_is_that_of_the_agents(tmp_path: Path) -> None:
