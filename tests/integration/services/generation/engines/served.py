@@ -150,20 +150,21 @@ async def on_vllm(folder: Path, _control: Control) -> AsyncGenerator[Served]:
         await client.close()
 
 
-SERVICES: dict[int, Started] = {}
+SERVICES: dict[tuple[int | str, ...], Started] = {}
 
 
-def vllm_service(vocabulary_size: int, folder: Path) -> Started:
+def vllm_service(vocabulary_size: int, folder: Path, *more: str) -> Started:
     """A service on vLLM that ends with this process; any run may take it over at once."""
-    if vocabulary_size not in SERVICES:
+    key = (vocabulary_size, *more)
+    if key not in SERVICES:
         processes = Processes(Path(tempfile.mkdtemp()))
         atexit.register(processes.__exit__, None, None, None)
         # On a CPU vLLM takes the calls of its sleep mode, does nothing, and refuses its setting.
         lora = ("enable_lora=true", "max_lora_rank=8")
         settings = ("enforce_eager=true", "max_num_seqs=64", "enable_sleep_mode=false", *lora)
-        SERVICES[vocabulary_size] = processes.serve(
+        SERVICES[key] = processes.serve(
             *("vllm", "generation", "--model", str(folder), "--engine", "vllm"),
-            *("--run-lease", "0", "--weights-dtype", "float32", "--sleep-after", "2"),
+            *("--run-lease", "0", "--weights-dtype", "float32", "--sleep-after", "2", *more),
             *(part for setting in settings for part in ("--engine-set", setting)),
             environ={
                 "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -172,7 +173,7 @@ def vllm_service(vocabulary_size: int, folder: Path) -> Started:
                 "VLLM_NO_USAGE_STATS": "1",
             },
         )
-    return SERVICES[vocabulary_size]
+    return SERVICES[key]
 
 
 def greedy(folder: Path, prompt: Sequence[int], ends: Sequence[int], most: int) -> tuple[int, ...]:

@@ -6,11 +6,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
-from tests.integration.services.generation.engines.served import on_vllm, vllm_service
+from tests.integration.services.generation.engines.served import (
+    Served,
+    greedy,
+    on_vllm,
+    vllm_service,
+)
+from tests.integration.services.generation.harness import refusal
 from tests.support.processes import wait_until
 from tests.support.tgi.server import Control
+
+from antiphon.clients.errors import CallError
+from antiphon.clients.generation import GenerationClient
 
 pytestmark = pytest.mark.vllm
 
@@ -32,3 +42,21 @@ async def test_it_sleeps_without_work_and_wakes_for_some_and_its_end_is_the_serv
             child.kill()
     service.wait(timeout=120)
     assert "vLLM has ended, so this service does" in service.log
+
+
+async def test_it_waits_without_weights_for_the_first_push(
+    tiny_folders: Callable[..., Path], tmp_path: Path
+) -> None:
+    """S3: nothing is sampled before, and then from what was pushed."""
+    folder = tiny_folders(seed=2, kind="bytes", add_bos=True, two_ends=True, head_size=32)
+    service = vllm_service(0, folder, "--no-weights")
+    async with GenerationClient(service.address(timeout=600)) as client:
+        served = Served(client, folder, "run", 0, 1e-3)
+        with pytest.raises(CallError) as caught:
+            await served.generate("the")
+        await served.push(folder)
+        (completion,) = await served.generate("the")
+        ends = (await served.info()).end_token_ids
+    assert refusal(caught) == (grpc.StatusCode.FAILED_PRECONDITION, "WEIGHTS_MISSING")
+    prompt = completion.prompt_token_ids
+    assert completion.token_ids == greedy(folder, prompt, ends, 12)
