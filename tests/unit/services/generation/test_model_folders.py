@@ -103,3 +103,13 @@ def test_stored_weights_are_read_as_they_were_written(
     assert all(torch.equal(read[name], weights[name]) for name in weights)
     assert stored.folder is not None
     assert adapter_of(stored.folder) is None
+
+
+def test_a_temporary_folder_is_gone_once_it_is_closed(tiny_folders: Folders) -> None:
+    source = tiny_folders(seed=0)
+    folders = ModelFolders(None, ServedModel(str(source)))
+    weights = wire_tensors(load_model(source, dtype=torch.float32))
+    folder = folders.write(LOADED, weights, {})
+    assert folder.is_dir()
+    folders.close()
+    assert not folder.parent.exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from antiphon.clients.types import LoadedWeights
 from antiphon.services.common.lora import SCALING, A
 from antiphon.services.generation.engines.served_model import ServedModel, architecture
 
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - only where it is there
 _ADAPTER = "adapter"
 _PARTIAL = ".partial-"
 _MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
@@ -33,13 +35,27 @@ class ModelFolders:
     """Writes versions into a folder of their own.
 
     Args:
-        root: Made where it is missing. What an earlier process left half written goes.
+        root: Made where it is missing. What an earlier process left half written goes. None makes a
+            temporary folder, which `close` removes.
         served: The model whose versions these are.
         untied: Write a head that shares the embedding's weights as a tensor of its own, for
             programs that would not update it otherwise.
+        in_memory: A temporary folder is one in memory, where there is such a place.
     """
 
-    def __init__(self, root: Path, served: ServedModel, *, untied: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path | None,
+        served: ServedModel,
+        *,
+        untied: bool = False,
+        in_memory: bool = False,
+    ) -> None:
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if root is None:
+            memory = str(_IN_MEMORY) if in_memory and _IN_MEMORY.is_dir() else None
+            self._temporary = tempfile.TemporaryDirectory(prefix="antiphon-weights-", dir=memory)
+            root = Path(self._temporary.name)
         self._root = root
         self._served = served
         self._model = architecture(served.source, tied=False) if untied else served.model
@@ -85,6 +101,11 @@ class ModelFolders:
                 (partial / file.name).hardlink_to(file)
         _write_adapter(partial / _ADAPTER, adapter, str(folder))
         return self._finish(folder, partial)
+
+    def close(self) -> None:
+        """Removes what would outlive the process otherwise."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def keep_only(self, *folders: Path | None) -> None:
         """Removes the versions that nobody serves."""

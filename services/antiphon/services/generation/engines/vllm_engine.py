@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import signal
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -66,7 +65,6 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
 _LEAST_TEMPERATURE = 0.01
 _LIKELIEST = 256
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - only where it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +330,7 @@ class VllmEngine:
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.to_thread(self._llm.shutdown)
+        self._stored.folders.close()
 
 
 def load_vllm(options: VllmOptions) -> VllmEngine:
@@ -341,9 +340,8 @@ def load_vllm(options: VllmOptions) -> VllmEngine:
         StartError: vLLM does not start.
     """
     served = ServedModel(options.model, options.tokenizer)
-    memory = str(_IN_MEMORY) if _IN_MEMORY.is_dir() else None
-    work = options.work_folder or tempfile.mkdtemp(prefix="antiphon-vllm-", dir=memory)
-    stored = StoredWeights(ModelFolders(Path(work), served, untied=True))
+    work = Path(options.work_folder) if options.work_folder else None
+    stored = StoredWeights(ModelFolders(work, served, untied=True, in_memory=True))
     loaded = stored.start(options.model, options.weights_dtype, weights=options.weights)
     arguments: dict[str, Any] = {
         "model": str(stored.folder),

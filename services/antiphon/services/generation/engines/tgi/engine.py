@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -249,6 +248,8 @@ class TgiEngine:
     async def stop(self) -> None:
         """Drops all requests, and ends the server where it is ours."""
         await self._supervisor.stop()
+        if self._stored is not None:
+            self._stored.folders.close()
 
 
 def load_tgi(options: TgiOptions) -> TgiEngine:
@@ -268,8 +269,8 @@ def load_tgi(options: TgiOptions) -> TgiEngine:
         said = f"text-generation-inference at {options.address} with {options.model}"
         fixed = LoadedWeights(digest=hashlib.sha256(said.encode()).digest())
         return TgiEngine(served, Supervisor(None, found(options.address, fixed, served)), None)
-    work = options.work_folder or tempfile.mkdtemp(prefix="antiphon-tgi-")
-    stored = StoredWeights(ModelFolders(Path(work), served))
+    work = Path(options.work_folder) if options.work_folder else None
+    stored = StoredWeights(ModelFolders(work, served))
 
     def launch(folder: Path, loaded: LoadedWeights, given_up: Callable[[], bool]) -> RunningServer:
         assert options.command is not None
