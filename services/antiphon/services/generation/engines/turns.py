@@ -21,7 +21,8 @@ class Turns:
     @asynccontextmanager
     async def sampling(self) -> AsyncGenerator[None]:
         """Waits for swaps that came earlier, then keeps later ones waiting."""
-        await self._open.wait()
+        while not self._open.is_set():  # Another swap may have come before this was woken.
+            await self._open.wait()
         self.sampling_now += 1
         self._idle.clear()
         try:

@@ -121,7 +121,8 @@ class Supervisor:
     @asynccontextmanager
     async def route(self) -> AsyncGenerator[Route]:
         """The server to ask, once there is one; it stays until the block ends."""
-        await self._open.wait()
+        while not self._open.is_set():  # Another swap may have come before this was woken.
+            await self._open.wait()
         assert self._route is not None
         route = self._route
         with route.used():
