@@ -86,8 +86,12 @@ class WireCopy:
         return tuple(self._held[spec.name].data.cast("B") for spec in self.specs)
 
     def step_from(self, digest: bytes) -> Step | None:
-        """The step that starts from these weights; None where it is not known or not small."""
-        return next((step for step in self._steps if step.base_digest == digest), None)
+        """The last step that starts from these weights; None where it is not known or not small.
+
+        Weights may come back: from the last such step on no later one leads to them again, so
+        following steps always ends at the present weights.
+        """
+        return next((s for s in reversed(self._steps) if s.base_digest == digest), None)
 
     def update(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Take the present weights as this version; the steps to it stay known.

@@ -130,6 +130,26 @@ def test_steps_lead_from_version_to_version_as_far_back_as_is_worth_it() -> None
     assert (state, digest) == (states[-1], copy.digest)
 
 
+def test_weights_that_came_back_lead_on_to_the_present_ones() -> None:
+    """S3: A, B, A, C: from A the way is straight to C, and from B it ends there too."""
+    first, second, third = weights(), weights(), weights()
+    step_once(second, every=500, offset=1)
+    step_once(third, every=500, offset=2)
+    copy, digests = WireCopy(BF16), []
+    for version, tensors in enumerate((first, second, first, third), start=1):
+        copy.update(tensors, version)
+        digests.append(copy.digest)
+    ways = []
+    for digest in digests[:2]:
+        versions = []
+        while len(versions) < 5 and (step := copy.step_from(digest)) is not None:
+            versions.append(step.version)
+            digest = step.digest
+        assert digest == copy.digest
+        ways.append(versions)
+    assert ways == [[4], [3, 4]]
+
+
 def test_steps_that_together_are_as_large_as_the_weights_are_forgotten() -> None:
     tensors, copy = {"w": torch.randn(40).to(torch.bfloat16)}, WireCopy(BF16)
     digests = []
