@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -101,6 +102,17 @@ def test_code_that_will_not_end_is_killed(stubborn: str) -> None:
         ("open('/tmp/antiphon-escaped', 'w')", "Permission denied"),
         ("open('big', 'w').write('x' * (2 << 20))", "File too large"),
         (f"import os; os.kill({os.getpid()}, 0)", "Operation not permitted"),
+        (
+            f"import ctypes; assert ctypes.CDLL(None).sigqueue({os.getpid()}, 0, 0) == 0",
+            "Assertion",
+        ),
+        ("import fcntl; fcntl.fcntl(0, fcntl.F_SETOWN, 1)", "Operation not permitted"),
+        ("import os; os.sched_setaffinity(os.getppid(), {0})", "Operation not permitted"),
+        ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "not permitted"),
+        ("import os; os.chmod(__import__('sys').prefix, 0o700)", "Operation not permitted"),
+        ("import os; os.utime('.')", "Operation not permitted"),
+        ("import os; os.setxattr('.', 'user.a', b'a')", "Operation not permitted"),
+        ("[open(str(n), 'wb').write(bytes(1 << 20)) for n in range(64)]", "No space left"),
         ("import os; os.setuid(0)", ""),
         ("import resource; resource.setrlimit(resource.RLIMIT_CPU, (99999, 99999))", ""),
     ],
@@ -159,6 +171,33 @@ def f():
     assert outcome.passed == 0
     assert "seen" not in outcome.tests[0].error
     assert outcome.syntax_error is None
+
+
+def test_a_forged_report_costs_nothing_and_text_that_cannot_be_encoded_arrives() -> None:
+    forged = """
+import json, os
+def f():
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b'{"test": 0, "value": "[' + b"1," * 400_000 + b'1]"}\\n')
+        except OSError:
+            pass
+def g():
+    raise ValueError("\\ud800")
+"""
+    outcome = SANDBOX.run(forged.replace("\\\\", "\\"), ["assert f() == [1]", "assert g() == 1"])
+    assert outcome.passed == 0
+    for result in outcome.tests:
+        assert len(result.error) < 300
+        result.error.encode()
+    assert "\\ud800" in outcome.tests[1].error
+
+
+def test_folders_as_deep_as_they_go_are_gone_afterwards() -> None:
+    code = "import os\ndef f():\n    for _ in range(900):\n        os.mkdir('a'); os.chdir('a')"
+    left = set(Path(tempfile.gettempdir()).glob("antiphon-sandbox-*"))
+    SANDBOX.run(code, ["assert f() is None"])
+    assert set(Path(tempfile.gettempdir()).glob("antiphon-sandbox-*")) <= left
 
 
 def test_no_process_is_left_over() -> None:

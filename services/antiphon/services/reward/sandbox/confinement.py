@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import signal
 import struct
 from collections.abc import Sequence
 
+import system_calls  # type: ignore[import-not-found]  # beside it, and nothing else is there
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# unshare(2)
-_NEW_USER, _NEW_NET, _NEW_IPC, _NEW_UTS = 0x10000000, 0x40000000, 0x08000000, 0x04000000
 NOBODY = 65534
 
+# unshare(2)
+_NEW_USER, _NEW_NET, _NEW_IPC, _NEW_UTS, _NEW_NS = 1 << 28, 1 << 30, 1 << 27, 1 << 26, 1 << 17
+
+# mount(2)
+_NO_SUID, _NO_DEVICES, _NO_PROGRAMS, _RECURSIVE, _PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
+
 # prctl(2)
-_DIE_WITH_PARENT, _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2
+_DIE_WITH_PARENT, _SET_NO_NEW_PRIVILEGES = 1, 38
 
 # Landlock, https://docs.kernel.org/userspace-api/landlock.html; the same numbers everywhere.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -30,106 +35,71 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2
 _RIGHTS_OF_VERSION = {1: 13, 2: 14, 3: 15, 4: 15}
 _ALL_RIGHTS = 16
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-
-# seccomp, https://docs.kernel.org/userspace-api/seccomp_filter.html
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _KILL, _ERRNO, _NOT_PERMITTED = 0x7FFF0000, 0x80000000, 0x00050000, 1
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
-_X32 = 0x40000000
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_DENIED = {  # name: (x86_64, aarch64); None where there is none
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "accept": (43, 202),
-    "sendto": (44, 206),
-    "sendmsg": (46, 211),
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "socketpair": (53, 199),
-    "accept4": (288, 242),
-    "clone": (56, 220),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "kill": (62, 129),
-    "ptrace": (101, 117),
-    "personality": (135, 92),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "acct": (163, 89),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "init_module": (175, 105),
-    "delete_module": (176, 106),
-    "quotactl": (179, 60),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "kexec_load": (246, 104),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "unshare": (272, 97),
-    "perf_event_open": (298, 241),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "setns": (308, 268),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "finit_module": (313, 273),
-    "kexec_file_load": (320, 294),
-    "bpf": (321, 280),
-    "execveat": (322, 281),
-    "userfaultfd": (323, 282),
-    "pidfd_send_signal": (424, 424),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "pidfd_open": (434, 434),
-    "clone3": (435, 435),
-    "mount_setattr": (442, 442),
-}
-_OF_OTHERS = {"prlimit64": (302, 261)}  # allowed on the process itself, which is pid 0
+_BIND_AND_CONNECT, _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11, 0b11
 
 
 def confine(
-    *, memory_bytes: int, cpu_seconds: int, file_bytes: int, folder: str, readable: Sequence[str]
+    *,
+    memory_bytes: int,
+    cpu_seconds: int,
+    file_bytes: int,
+    folder_bytes: int,
+    folder: str,
+    readable: Sequence[str],
 ) -> None:
-    """Confine this process for good.
+    """Confine this process for good; it is in its folder then.
 
     Args:
         memory_bytes: Most address space.
         cpu_seconds: Processor seconds until it is killed.
         file_bytes: Largest file that it may write.
+        folder_bytes: Most bytes of all its files, where its folder can be in memory.
         folder: The only folder that it may write in.
         readable: Files and folders that it may read besides.
     """
-    _leave_namespaces()
+    _leave_namespaces(folder, folder_bytes)
+    os.chdir(folder)
     _limit(memory_bytes, cpu_seconds, file_bytes)
     _libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _see_only(folder, readable)
-    _refuse_system_calls()
+    system_calls.refuse_others()
 
 
-def _leave_namespaces() -> None:
-    """Namespaces of its own: no network, no shared memory of others, nobody's user.
+def _leave_namespaces(folder: str, folder_bytes: int) -> None:
+    """Namespaces of its own: no network, nobody's user, and its folder a small one in memory.
 
-    In a user namespace without a mapping root is nobody and has no power outside, but still reads
-    a Python that only root can read. Where user namespaces are forbidden, root becomes nobody.
+    In a user namespace root is nobody and has no power outside, but still reads a Python that only
+    root can read. Where user namespaces are forbidden, root becomes nobody.
     """
-    apart = _NEW_NET | _NEW_IPC | _NEW_UTS
-    if _libc.unshare(_NEW_USER | apart) == 0 or os.geteuid() != 0:
-        return
-    _libc.unshare(apart)
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    apart = _NEW_NET | _NEW_IPC | _NEW_UTS | _NEW_NS
+    user, group = os.geteuid(), os.getegid()
+    if _libc.unshare(_NEW_USER | apart) == 0:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{NOBODY} {user} 1")
+        _write("/proc/self/gid_map", f"{NOBODY} {group} 1")
+        _mount_memory(folder, folder_bytes)
+    elif user == 0:
+        if _libc.unshare(apart) == 0:
+            _mount_memory(folder, folder_bytes)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w") as file:  # noqa: PTH123 - the process does without what it can
+            file.write(text)
+    except OSError:
+        return  # the kernel does not let it; what then does not hold is found by trying
+
+
+def _mount_memory(folder: str, folder_bytes: int) -> None:
+    _libc.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None)
+    flags = _NO_SUID | _NO_DEVICES | _NO_PROGRAMS
+    options = f"size={folder_bytes},nr_inodes=1000,mode=777".encode()
+    _libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options)
 
 
 def _limit(memory_bytes: int, cpu_seconds: int, file_bytes: int) -> None:
@@ -151,8 +121,10 @@ def _see_only(folder: str, readable: Sequence[str]) -> None:
     if version < 1:
         return
     handled = (1 << _RIGHTS_OF_VERSION.get(version, _ALL_RIGHTS)) - 1
-    attributes = struct.pack("QQ", handled, 0b11 if version >= 4 else 0)  # network: bind, connect
-    size = 16 if version >= 4 else 8
+    network = _BIND_AND_CONNECT if version >= 4 else 0
+    scoped = _ABSTRACT_SOCKETS_AND_SIGNALS if version >= 6 else 0
+    attributes = struct.pack("QQQ", handled, network, scoped)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, size, 0)
     if ruleset < 0:
         return
@@ -173,41 +145,3 @@ def _grant(ruleset: int, path: str, rights: int) -> None:
     rule = struct.pack("=Qi", rights, descriptor)
     _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
     os.close(descriptor)
-
-
-def _refuse_system_calls() -> None:
-    """seccomp: no sockets, processes, threads, signals to others, or privileged calls."""
-    machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        return
-    column = list(_ARCHITECTURES).index(machine)
-    denied = [number for numbers in _DENIED.values() if (number := numbers[column]) is not None]
-    program = [
-        _instruction(_LOAD, _ARCHITECTURE_OFFSET),
-        _instruction(_JUMP_EQUAL, _ARCHITECTURES[machine], 1, 0),
-        _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _NUMBER_OFFSET),
-        _instruction(_JUMP_AT_LEAST, _X32, 0, 1),
-        _instruction(_RETURN, _ERRNO | _NOT_PERMITTED),
-    ]
-    for number in denied:
-        program += [
-            _instruction(_JUMP_EQUAL, number, 0, 1),
-            _instruction(_RETURN, _ERRNO | _NOT_PERMITTED),
-        ]
-    for numbers in _OF_OTHERS.values():
-        program += [
-            _instruction(_JUMP_EQUAL, numbers[column], 0, 4),
-            _instruction(_LOAD, _FIRST_ARGUMENT_OFFSET),
-            _instruction(_JUMP_EQUAL, 0, 1, 0),
-            _instruction(_RETURN, _ERRNO | _NOT_PERMITTED),
-            _instruction(_RETURN, _ALLOW),
-        ]
-    program.append(_instruction(_RETURN, _ALLOW))
-    code = ctypes.create_string_buffer(b"".join(program))
-    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
-    _libc.prctl(_SET_SECCOMP, _FILTER_MODE, header, 0, 0)
-
-
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("HBBI", code, if_true, if_false, value)

@@ -22,7 +22,6 @@ _MOST_CHARACTERS = 2000
 def main() -> None:
     """Run the job on standard input."""
     job = json.loads(sys.stdin.buffer.read())
-    os.chdir(job["folder"])
     confinement.confine(folder=job["folder"], readable=job["readable"], **job["limits"])
     if job.get("probe"):
         _tell(job, {"held": _probe(job)})
@@ -101,14 +100,26 @@ def _probe(job: dict[str, Any]) -> list[str]:
     def takes_memory() -> None:
         bytearray(2 * job["limits"]["memory_bytes"])
 
+    def fills_the_disk() -> None:
+        for number in range(2 * job["limits"]["folder_bytes"] // job["limits"]["file_bytes"] + 2):
+            with open(f"filling-{number}", "wb") as file:  # noqa: PTH123
+                file.write(bytes(job["limits"]["file_bytes"]))
+
+    def signals() -> None:
+        os.kill(os.getppid(), 0)
+
+    def changes_modes() -> None:
+        os.chmod(".", 0o700)  # noqa: PTH101
+
     def is_root() -> None:
         if os.geteuid() != 0:
             raise PermissionError
 
     attempts = {
         "network": [connects],
-        "processes": [forks],
-        "files": [reads, writes],
+        "processes": [forks, signals],
+        "files": [reads, writes, changes_modes],
+        "disk": [fills_the_disk],
         "memory": [takes_memory],
         "user": [is_root],
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +26,8 @@ from antiphon.services.reward.sandbox.tests import (
     read_tests,
 )
 
+logger = logging.getLogger(__name__)
+
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import inside; inside.main()"
 _PROGRAM = Path(__file__).parent
 _REPORT_BYTES = 1 << 20
@@ -44,6 +46,8 @@ class Protection(StrEnum):
     """Open any socket."""
     FILES = "files"
     """Read or write files outside its own, passing folder (Python's own can be read)."""
+    DISK = "disk"
+    """Write more than its folder may hold."""
     USER = "user"
     """Be root."""
 
@@ -62,12 +66,14 @@ class Limits:
         cpu_seconds: Processor time of the whole.
         memory_bytes: Address space, Python's own 20 MB included.
         file_bytes: Largest file.
+        folder_bytes: All files together; they are kept in memory.
     """
 
     seconds: float = 2.0
     cpu_seconds: int = 10
     memory_bytes: int = 512 << 20
     file_bytes: int = 1 << 20
+    folder_bytes: int = 8 << 20
 
 
 class Sandbox:
@@ -152,6 +158,7 @@ class Sandbox:
                     "memory_bytes": self.limits.memory_bytes,
                     "cpu_seconds": self.limits.cpu_seconds,
                     "file_bytes": self.limits.file_bytes,
+                    "folder_bytes": self.limits.folder_bytes,
                 },
             }
             process = subprocess.Popen(  # noqa: S603 - this Python, on our own program
@@ -176,7 +183,7 @@ class Sandbox:
             os.close(report)
             if write >= 0:
                 os.close(write)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     def _flags(self) -> list[str]:
         return ["-I", "-B"] if self._site_packages else ["-I", "-B", "-S"]
@@ -186,6 +193,16 @@ class Sandbox:
         own = [paths["stdlib"], paths["platstdlib"], str(_PROGRAM), sys.base_prefix + "/lib"]
         packages = [paths["purelib"], paths["platlib"]] if self._site_packages else []
         return [*_SYSTEM, *_DEVICES, *own, *packages]
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder; where it was in memory it is empty, else however deep it has become."""
+    try:
+        folder.rmdir()
+    except OSError:
+        subprocess.run(["rm", "-rf", "--", folder], check=False)  # noqa: S603, S607
+    if folder.exists():
+        logger.warning("sandbox: %s cannot be removed", folder)
 
 
 def _hand_over(process: subprocess.Popen[bytes], job: bytes) -> None:
@@ -234,11 +251,22 @@ def _in_order(events: Sequence[dict[str, Any]], tests: Sequence[Test]) -> list[d
         number, syntax = event.get("test"), event.get("syntax")
         if "test" not in event:
             if syntax is None or _is_place(syntax):
-                kept.append(event)
+                kept.append(_readable(event))
         elif type(number) is int and number in range(len(tests)) and number not in seen:
             seen.add(number)
-            kept.append(event if "value" in event else {"error": "told nothing", **event})
+            kept.append(
+                _readable({"error": "told nothing", **event} if "value" not in event else event)
+            )
     return kept
+
+
+def _readable(event: dict[str, Any]) -> dict[str, Any]:
+    """An event whose texts are no longer than they may be, and can be encoded."""
+    return {key: _text(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _text(told: str) -> str:
+    return told[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
 
 
 def _is_place(value: object) -> bool:
