@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shlex
@@ -67,7 +68,7 @@ def answers(url: str, timeout: float = 5.0) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=timeout):  # noqa: S310
             return True
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
 
 

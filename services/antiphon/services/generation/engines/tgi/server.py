@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.error
@@ -123,11 +124,12 @@ def _examined(url: str, served: ServedModel) -> TgiLimits:
             max_total_tokens=int(info["max_total_tokens"]),
             max_top_n_tokens=_largest_top_n(url),
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        _check_tokenizer(url, served)
+    except (OSError, http.client.HTTPException, KeyError, TypeError, ValueError) as error:
         raise StartError(
-            f"{url}/info does not answer as text-generation-inference does: {error!r}"
+            f"{url} does not answer as text-generation-inference does at /info, /generate and "
+            f"/tokenize: {error!r}"
         ) from error
-    _check_tokenizer(url, served)
     return limits
 
 

@@ -109,11 +109,6 @@ class Supervisor:
         return None if self._route is None else self._route.server.limits
 
     @property
-    def folder(self) -> Path | None:
-        """The folder that is served."""
-        return None if self._route is None else self._route.server.folder
-
-    @property
     def seconds_since_step(self) -> float:
         """Seconds since the server got on, while it has requests."""
         return 0.0 if self._route is None else self._route.seconds_since_step
@@ -197,20 +192,27 @@ class Supervisor:
         failures = 0
         while True:
             await asyncio.sleep(min(_WATCH_SECONDS * 2**failures, _LONGEST_PAUSE_SECONDS))
-            route = self._route
-            if route is None or self._turn.locked():
-                continue
-            program = route.server.program
-            if program is not None and program.exit_code is not None:
-                try:
-                    async with self._turn:
-                        await self._revive(route)
-                    failures = 0
-                except StartError as error:
-                    failures += 1
-                    logger.error("the engine does not come back: %s", error)
-            elif route.requests and await asyncio.to_thread(answers, f"{route.server.url}/health"):
-                route.stepped()
+            try:
+                await self._look_after()
+                failures = 0
+            except StartError as error:
+                failures += 1
+                logger.error("the engine does not come back: %s", error)
+            except Exception:
+                # Without its watch a server that ends would be gone for good.
+                failures += 1
+                logger.exception("the engine is not looked after; it is tried again")
+
+    async def _look_after(self) -> None:
+        route = self._route
+        if route is None or self._turn.locked():
+            return
+        program = route.server.program
+        if program is not None and program.exit_code is not None:
+            async with self._turn:
+                await self._revive(route)
+        elif route.requests and await asyncio.to_thread(answers, f"{route.server.url}/health"):
+            route.stepped()
 
     async def _revive(self, ended: Route) -> None:
         """Starts what a server that is gone has served."""
@@ -222,8 +224,8 @@ class Supervisor:
             "the engine ended with code %s; it is started again", server.program.exit_code
         )
         fresh = await self._launched(server.folder, server.loaded)
-        await ended.close()
         self._take(fresh)
+        await ended.close()
 
     async def stop(self) -> None:
         """Ends the server where it is ours, and whatever is under way."""
