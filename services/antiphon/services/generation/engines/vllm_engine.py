@@ -49,6 +49,7 @@ from antiphon.services.generation.engine import (
     PushedTensor,
 )
 from antiphon.services.generation.engines.model_folders import ModelFolders, adapter_of
+from antiphon.services.generation.engines.prefix_cache import drop_prefix_cache
 from antiphon.services.generation.engines.samples import (
     Sample,
     Sampled,
@@ -296,7 +297,7 @@ class VllmEngine:
             request = LoRARequest("antiphon", next(self._numbers), str(adapter))
             await self._llm.add_lora(request)
             self._adapter = request
-        await self._llm.reset_prefix_cache()
+        await drop_prefix_cache(self._llm.reset_prefix_cache)
 
     def start(self) -> None:
         """Begins to watch vLLM, which runs already; to be called in the event loop."""
