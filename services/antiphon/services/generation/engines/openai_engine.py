@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import httpx2
 from huggingface_hub import ChatCompletionOutput
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from antiphon.clients.types import (
     ChatMessage,
@@ -150,7 +150,7 @@ class OpenAIEngine:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 answer = await self._ask(sample, sampling)
-            except (HfHubHTTPError, httpx2.TransportError) as error:
+            except (HfHubHTTPError, httpx2.TransportError, InferenceTimeoutError) as error:
                 if attempt == _ATTEMPTS or not _passing(error):
                     raise self._explained(error, sample) from error
             else:

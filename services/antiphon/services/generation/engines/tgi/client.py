@@ -13,6 +13,7 @@ from huggingface_hub.errors import (
     GenerationError,
     HfHubHTTPError,
     IncompleteGenerationError,
+    InferenceTimeoutError,
     OverloadedError,
     ValidationError,
 )
@@ -151,7 +152,7 @@ class TgiClient:
             raise SampleFailedError(
                 sample, f"text-generation-inference answered: {error}"
             ) from error
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, InferenceTimeoutError) as error:
             raise ServerGoneError(f"{type(error).__name__}: {error}") from error
 
     def _read(
