@@ -35,8 +35,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncGenerator[pb.GenerateResponse]:
         """Samples completions."""
         asked = wire.generate_request_from_proto(request)
-        async with aclosing(self._service.generate(asked)) as completions:
-            async for some in together(completions, _tokens, most=MESSAGE_TOKENS):
+        async with (
+            aclosing(self._service.generate(asked)) as completions,
+            aclosing(together(completions, _tokens, most=MESSAGE_TOKENS)) as parts,
+        ):
+            async for some in parts:
                 yield pb.GenerateResponse(completions=map(wire.completion_to_proto, some))
 
     async def PushWeights(  # noqa: N802
