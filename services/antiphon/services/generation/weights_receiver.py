@@ -155,6 +155,12 @@ class WeightsReceiver:
         if header.kind in (PushKind.FULL, PushKind.DELTA):
             adapter = tuple(spec for spec in header.tensors if is_adapter_tensor(spec.name))
             own = [spec for spec in header.tensors if not is_adapter_tensor(spec.name)]
+            if adapter and header.kind is PushKind.DELTA:
+                raise FieldError(
+                    "header.tensors",
+                    f"the adapter's {adapter[0].name!r} in a DELTA",
+                    "the model's own tensors alone; push an adapter as ADAPTER or FULL",
+                )
             check_names_and_shapes(
                 self._engine.tensor_shapes,
                 ((spec.name, spec.shape) for spec in own),

@@ -28,7 +28,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.clients.digest import tensor_checksum, weights_digest
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy
-from antiphon.clients.types import LoadedWeights, PushKind, PushState, TensorDtype, WeightsSpan
+from antiphon.clients.types import (
+    LoadedWeights,
+    PushKind,
+    PushState,
+    TensorDtype,
+    TensorSpec,
+    WeightsSpan,
+)
 from antiphon.clients.wire import push_request_to_proto
 from antiphon.services.common.changes import ChangeEncoder, best_exponent, patterns
 from antiphon.services.common.models import load_model
@@ -292,6 +299,34 @@ async def test_a_result_that_does_not_match_its_checksum_is_not_applied(
         assert (r.version, loaded(r)) == (1, before)
         await r.push(push)
         assert loaded(r) == [bytes(data) for data in new.tensors]
+
+
+async def test_a_delta_that_names_an_adapters_tensor_is_refused_by_field(
+    tiny_folders: Folders,
+) -> None:
+    """S17: a change of the model's own tensors brings no adapter along."""
+    base = full_of(tiny_folders(seed=5), 1)
+    header = delta(base, moved(base, 2)).header
+    layer = "model.layers.0.self_attn.q_proj"
+    width = next(s.shape for s in header.tensors if s.name == f"{layer}.weight")
+    shapes = {".lora_A.weight": (1, width[1]), ".lora_B.weight": (width[0], 1), ".lora_scaling": ()}
+    sizes = {spec.name: size for spec, size in zip(header.tensors, header.delta_sizes, strict=True)}
+    adapter = [
+        TensorSpec(layer + suffix, BF16, shape, bytes(16)) for suffix, shape in shapes.items()
+    ]
+    specs = tuple(sorted((*header.tensors, *adapter), key=lambda spec: spec.name))
+    wrong = replace(
+        header,
+        tensors=specs,
+        digest=weights_digest(specs),
+        delta_sizes=tuple(sizes.get(spec.name, 4) for spec in specs),
+    )
+    async with replica(tiny_folders(seed=0)) as r:
+        await r.push(base)
+        with pytest.raises(CallError, match="the model's own tensors alone") as caught:
+            await r.send([push_request_to_proto(wrong)])
+        assert [v.field for v in caught.value.violations] == ["header.tensors"]
+        assert r.version == 1
 
 
 async def test_bytes_that_are_no_delta_and_headers_that_fit_none_are_named(
