@@ -14,7 +14,6 @@ from antiphon.services.common.changes import Patterns, decode_change, patterns
 from antiphon.services.common.errors import ServiceError
 from antiphon.services.common.tensors import TORCH_DTYPES, to_bytes
 from antiphon.services.generation.engine import ChangeableEngine, ChangedTensor, PushedTensor
-from antiphon.services.generation.staging import mismatch
 
 
 def check_delta(header: PushHeader, base: Sequence[TensorSpec]) -> None:
@@ -65,7 +64,8 @@ def decode_delta(engine: ChangeableEngine, pushed: Iterable[PushedTensor]) -> li
 
     Raises:
         FieldError: The bytes are no change of such a tensor.
-        ServiceError: DATA_LOSS with PUSH_CHECKSUM_MISMATCH: the result is not as the header says.
+        ServiceError: FAILED_PRECONDITION with PUSH_BASE_MISMATCH: the result is not as the header
+            says. What arrived was sound, so sending it again would give the same.
     """
     loaded = engine.own_tensors()
     return [_changed(loaded[one.spec.name], one) for one in pushed if one.data.nbytes]
@@ -81,7 +81,14 @@ def _changed(loaded: Tensor, pushed: PushedTensor) -> ChangedTensor:
     result = base.copy()
     result[positions] = values
     if tensor_checksum(result.data.cast("B")) != spec.checksum:
-        raise mismatch("the changed tensor", spec)
+        raise ServiceError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"the changed tensor {spec.name!r} does not match its checksum: the delta is of other "
+            f"weights than these, or {loaded.dtype}, which the engine holds them in, has not every "
+            f"bit of {spec.dtype}; nothing was applied, push FULL instead",
+            reason="PUSH_BASE_MISMATCH",
+            metadata={"tensor": spec.name},
+        )
     return ChangedTensor(spec, torch.from_numpy(positions), _elements(values, spec))
 
 

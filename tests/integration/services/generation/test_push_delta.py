@@ -294,11 +294,32 @@ async def test_a_result_that_does_not_match_its_checksum_is_not_applied(
         before = loaded(r)
         with pytest.raises(CallError) as caught:
             await r.push(Push(header, wrong.tensors))
-        assert refusal(caught) == (Code.DATA_LOSS, "PUSH_CHECKSUM_MISMATCH")
+        assert refusal(caught) == (Code.FAILED_PRECONDITION, "PUSH_BASE_MISMATCH")
         assert caught.value.metadata == {"tensor": header.tensors[0].name}
         assert (r.version, loaded(r)) == (1, before)
         await r.push(push)
         assert loaded(r) == [bytes(data) for data in new.tensors]
+
+
+async def test_an_engine_that_holds_fewer_bits_than_the_wire_asks_for_all_at_once(
+    tiny_folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2: the same delta could never fit, so it is not sent again; a full push is taken."""
+    base = full_of(tiny_folders(seed=5), 1, TensorDtype.FLOAT32)
+    new = moved(base, 2)
+    async with replica(tiny_folders(seed=0), dtype=BF16) as r:
+        await r.push(base)
+        r.client.retry = RetryPolicy(attempts=5, initial_backoff=0.01)
+        tries, own = [], r.engine.own_tensors
+        monkeypatch.setattr(r.engine, "own_tensors", lambda: tries.append(1) or own())
+        with pytest.raises(CallError, match="push FULL instead") as caught:
+            await r.push(delta(base, new))
+        assert refusal(caught) == (Code.FAILED_PRECONDITION, "PUSH_BASE_MISMATCH")
+        assert "loaded_version" not in caught.value.metadata
+        assert len(tries) == 1
+        assert r.engine.loaded.digest == base.header.digest
+        await r.push(new)
+        assert r.engine.loaded.digest == new.header.digest
 
 
 async def test_a_delta_that_names_an_adapters_tensor_is_refused_by_field(
