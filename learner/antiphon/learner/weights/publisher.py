@@ -106,6 +106,7 @@ class AgentPublisher:
         self.version = 0
         """The version that every reachable replica has applied; 0 before the first publish."""
         self._returning: dict[str, asyncio.Task[None]] = {}
+        self._superseded: RunSupersededError | None = None
         self.moving = asyncio.Lock()
         """Held while the weights change and until the new ones are published."""
 
@@ -122,6 +123,8 @@ class AgentPublisher:
         if all(replica.fixed for replica in self._replicas):
             return Publication(self._agent, self.version, 0, 0.0, 0.0)
         await self._stop_seeking()
+        if self._superseded is not None:
+            raise self._superseded
         whole = await asyncio.to_thread(self._encoder.encode, self.version + 1)
         self._check_resumed(whole.header.digest)
         self._seek_lost(whole)
@@ -163,8 +166,13 @@ class AgentPublisher:
     async def _seek(self, replica: Replica, whole: Push) -> None:
         try:
             await self._push(replica, whole)
-        except (CallError, RunSupersededError, ServiceTakenError) as error:
+        except (CallError, ServiceTakenError) as error:
             logger.warning("%s stays left out: %s", replica.address, error)
+        except RunSupersededError as error:
+            logger.error("%s: %s", replica.address, error)
+            self._superseded = error  # Nobody awaits this task: the next publish says so.
+        except Exception:
+            logger.exception("%s stays left out: its push failed", replica.address)
         else:
             replica.reachable = True
 

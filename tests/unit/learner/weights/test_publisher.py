@@ -138,6 +138,44 @@ async def test_a_dead_replica_holds_up_nobody_and_takes_its_share_again_once_rea
     await agent.close()
 
 
+async def left_out() -> tuple[AgentPublisher, Receiver, list[Replica]]:
+    """A publisher whose second replica could not be reached by the first publish."""
+    gone = CallError(grpc.StatusCode.UNAVAILABLE, "gone", address="a:2", rpc="PushWeights")
+    back = Receiver("a:2", error=gone)
+    made, replicas = publisher({"w": torch.ones(2)}, Receiver("a:1"), back)
+    await made.publish()
+    return made, back, replicas
+
+
+async def test_a_learner_that_is_told_by_a_returning_replica_that_it_is_superseded_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """S7: the push beside everything else is awaited by nobody; the next publish raises."""
+    made, back, _ = await left_out()
+    back.error = failure("INCARNATION_SUPERSEDED", incarnation="7")
+    await made.publish()
+    async with asyncio.timeout(5):
+        while "incarnation 7" not in caplog.text:
+            await asyncio.sleep(0)
+    with pytest.raises(RunSupersededError, match=r"incarnation 7, this learner is 3"):
+        await made.publish()
+    assert made.version == 2
+
+
+async def test_a_returning_replica_that_breaks_the_contract_is_logged_and_stays_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made, back, replicas = await left_out()
+    back.error, back.lies = None, True
+    await made.publish()
+    async with asyncio.timeout(5):
+        while "a:2 stays left out: its push failed" not in caplog.text:
+            await asyncio.sleep(0)
+    assert "wanted version 2" in caplog.text
+    assert not replicas[1].reachable
+    await made.close()
+
+
 async def test_a_publish_that_reaches_nobody_ends_the_run() -> None:
     gone = CallError(grpc.StatusCode.UNAVAILABLE, "gone", address="a:1", rpc="PushWeights")
     agent, _ = publisher({"w": torch.ones(2)}, Receiver(error=gone), Receiver("a:2", error=gone))
