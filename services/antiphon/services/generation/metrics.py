@@ -47,6 +47,7 @@ class GenerationMetrics:
             "model",
             "engine",
         )
+        self._told: tuple[str, ...] = ()
         self.requests_running = gauge("num_requests_running", "Generate calls being decoded.")
         self.requests_waiting = gauge("num_requests_waiting", "Jobs waiting for the engine.")
         self.queue = histogram("request_queue_time_seconds", "Wait of a request for its turn.")
@@ -121,8 +122,14 @@ class GenerationMetrics:
 
     def tell_info(self, agent: int | None, model: str, engine: str) -> None:
         """Says whom the service plays now."""
-        self._info.clear()
-        self._info.labels("" if agent is None else agent, model, engine).set(1)
+        now = ("" if agent is None else str(agent), model, engine)
+        if now == self._told:
+            return
+        # The new series comes before the old one goes: a scrape in between finds one at least.
+        self._info.labels(*now).set(1)
+        if self._told:
+            self._info.remove(*self._told)
+        self._told = now
 
 
 @cache
