@@ -16,7 +16,6 @@ from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import (
     Completion,
     EngineCapabilities,
-    FieldError,
     LoadedWeights,
     Prompt,
     PushKind,
@@ -204,6 +203,8 @@ class TransformersEngine:
             tensors[pushed.spec.name] = from_bytes(
                 pushed.data, pushed.spec.dtype, pushed.spec.shape
             )
+        # Before anything is written: what is refused leaves weights and adapter as they were.
+        check_adapter(self.model, tensor_shapes(adapter).items(), "tensors")
         specs = tuple(p.spec for p in pushed_tensors if p.spec.name in own)
         new = NewWeights(self.model, self._layout, own) if own else None
 
@@ -236,8 +237,6 @@ class TransformersEngine:
         """
         try:
             yield
-        except FieldError:
-            raise  # The adapter was refused before it replaced the old one.
         except BaseException:
             self.loaded, self.base = LoadedWeights(), ()
             raise

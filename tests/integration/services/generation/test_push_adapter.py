@@ -24,11 +24,19 @@ from tests.support.lora import adapter_tensors, peft_model
 
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.errors import CallError
-from antiphon.clients.types import PushHeader, PushKind, TensorDtype, WeightsSpan
+from antiphon.clients.types import (
+    FieldError,
+    LoadedWeights,
+    PushHeader,
+    PushKind,
+    TensorDtype,
+    WeightsSpan,
+)
 from antiphon.clients.wire import push_request_to_proto
 from antiphon.services.common.lora import adapter_dtype
 from antiphon.services.common.models import load_model
 from antiphon.services.common.tensors import from_bytes, tensor_specs, to_bytes, wire_tensors
+from antiphon.services.generation.engine import PushedTensor
 
 Folders = Callable[..., Path]
 BF16, F32 = TensorDtype.BFLOAT16, TensorDtype.FLOAT32
@@ -185,6 +193,22 @@ async def test_an_adapter_that_does_not_fit_the_model_is_refused_by_name(
                 await r.send([push_request_to_proto(replace(push.header, tensors=ordered))])
             assert [v.field for v in caught.value.violations] == ["header.tensors"]
         assert r.version == 0
+
+
+async def test_weights_with_half_an_adapter_replace_nothing(tiny_folders: Folders) -> None:
+    """S2: refused before the first tensor is written, not between the model's and the adapter's."""
+    push = Adapted(tiny_folders(seed=5), 1).push(1, PushKind.FULL)
+    half = [
+        PushedTensor(spec, data)
+        for spec, data in zip(push.header.tensors, push.tensors, strict=True)
+        if not spec.name.endswith("lora_A.weight")
+    ]
+    async with replica(tiny_folders(seed=0), weights_dtype=F32) as r:
+        before, loaded = tensor_specs(wire_tensors(r.engine.model), F32), r.engine.loaded
+        with pytest.raises(FieldError, match="without lora_A"):
+            await r.engine.apply(half, LoadedWeights("run", 1, 1, push.header.digest))
+        assert r.engine.loaded == loaded
+        assert tensor_specs(wire_tensors(r.engine.model), F32) == before
 
 
 async def test_a_completion_under_way_ends_under_the_adapter_that_it_began_with(
