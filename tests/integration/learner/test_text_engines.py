@@ -117,6 +117,10 @@ def test_conversations_and_trained_agents_ask_for_more_than_such_an_engine_has(
             ({"conversation": "append"}, r"agents\[0\].*'tgi' without prompts as token ids"),
             ({"trainable": True}, r"agents\[1\].*'tgi' without full pushes of weights"),
             ({"logprob_support": "full"}, "'tgi' without log-probabilities of the full softmax"),
+            (
+                {"reference_kl_enabled": True, "max_staleness": 1},
+                r"agents\[0\].*'tgi'.*the reference KL in the returns.*max_staleness 0",
+            ),
         ):
             with pytest.raises(FieldError, match=missing):
                 trainer_of(folder, addresses, tmp_path / "run", **changes).train()

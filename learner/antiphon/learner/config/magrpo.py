@@ -295,6 +295,14 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
         return self._kl_coef("return")
 
     @property
+    def return_kl_ahead(self) -> bool:
+        """Whether the returns hold the reference KL of tokens that are sampled ahead.
+
+        It is the policy's as it was at sampling, which then only the engine can tell.
+        """
+        return self.return_kl_coef > 0 and self.max_staleness > 0
+
+    @property
     def loss_kl_coef(self) -> float:
         """Weight of the reference KL in the loss; 0 where it is not there."""
         return self._kl_coef("loss")

@@ -246,6 +246,7 @@ class Assembly:
                 full_logprobs=full_logprobs,
                 appends=config.conversation == "append",
                 trained=config.is_trainable(agents[0]),
+                return_kl_ahead=config.return_kl_ahead,
             )
             check_alike(infos, agents[0])
             for replica, info in zip(replicas[number], infos, strict=True):

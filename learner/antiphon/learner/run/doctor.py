@@ -131,6 +131,7 @@ def _fit(
                 full_logprobs=full,
                 appends=config.magrpo.conversation == "append",
                 trained=config.training.is_trainable(number),
+                return_kl_ahead=config.magrpo.return_kl_ahead,
             ),
             "its address",
         )

@@ -238,6 +238,7 @@ class Inspection:
                 full_logprobs=full,
                 appends=self._config.magrpo.conversation == "append",
                 trained=self._config.training.is_trainable(number),
+                return_kl_ahead=self._config.magrpo.return_kl_ahead,
             )
             check_fit(info, needs, address.address)
         return info, (

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Needs:
     """What an agent needs of its services. `tokenizer_fingerprint` None is not compared.
 
-    `appends` says that conversations go on token for token, `trained` that it learns.
+    `appends` says that conversations go on token for token, `trained` that it learns,
+    `return_kl_ahead` that its returns hold the reference KL of what is sampled ahead.
     """
 
     agent: int
@@ -33,6 +34,7 @@ class Needs:
     adapter: bool = False
     appends: bool = False
     trained: bool = True
+    return_kl_ahead: bool = False
 
 
 def needs_of(
@@ -43,6 +45,7 @@ def needs_of(
     full_logprobs: bool,
     appends: bool = False,
     trained: bool = True,
+    return_kl_ahead: bool = False,
 ) -> Needs:
     """What a model needs of its services; without a tokenizer theirs is not compared."""
     head = model.get_output_embeddings()
@@ -56,6 +59,7 @@ def needs_of(
         adapter=is_adapted(model),
         appends=appends,
         trained=trained,
+        return_kl_ahead=return_kl_ahead,
     )
 
 
@@ -121,6 +125,14 @@ def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
             where,
             f"engine {info.engine!r} without {', '.join(missing)}",
             f"an engine with them{frozen}",
+        )
+    # A frozen agent's policy is at any time as it was at sampling.
+    if needs.return_kl_ahead and needs.trained and not can.full_logprobs:
+        raise FieldError(
+            where,
+            f"engine {info.engine!r} without log-probabilities of the full softmax, which the "
+            "reference KL in the returns needs of tokens that are sampled ahead",
+            'max_staleness 0, reference_kl_mode "loss", or the transformers engine',
         )
     if info.vocabulary_size != needs.vocabulary_size:
         raise FieldError(

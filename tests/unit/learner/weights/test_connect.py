@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from antiphon.clients.types import (
     ModelInfo,
     PushKind,
 )
+from antiphon.learner import MAGRPOConfig
 from antiphon.learner.weights.connect import Needs, check_alike, check_fit
 
 NEEDS = Needs(agent=1, vocabulary_size=30, tokenizer_fingerprint=None, full_logprobs=False)
@@ -67,3 +69,32 @@ def test_replicas_all_take_pushes_or_all_keep_their_weights() -> None:
     check_alike([fixed, fixed], 1)
     with pytest.raises(FieldError, match=r"agents\[1\].*some take no pushes"):
         check_alike([INFO, fixed], 1)
+
+
+def test_reference_kl_of_what_is_sampled_ahead_needs_the_engines_log_probabilities() -> None:
+    """It is of the policy as it was at sampling, which the learner does not have any more."""
+    ahead = replace(NEEDS, return_kl_ahead=True)
+    can = replace(INFO.capabilities, full_logprobs=True)
+    check_fit(replace(INFO, capabilities=can), ahead, "here:1")
+    check_fit(INFO, replace(ahead, trained=False), "here:1")
+    with pytest.raises(
+        FieldError, match=r"agents\[1\] at here:1.*'words' without.*reference KL.*max_staleness 0"
+    ):
+        check_fit(INFO, ahead, "here:1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ahead"),
+    [
+        ({}, False),
+        ({"max_staleness": 1}, False),
+        ({"reference_kl_enabled": True}, False),
+        ({"reference_kl_enabled": True, "max_staleness": 1}, True),
+        ({"reference_kl_enabled": True, "max_staleness": 1, "reference_kl_coef": 0.0}, False),
+        ({"reference_kl_enabled": True, "max_staleness": 1, "reference_kl_mode": "loss"}, False),
+    ],
+)
+def test_a_run_needs_them_with_the_reference_kl_in_the_returns_and_staleness(
+    changes: dict[str, Any], ahead: bool
+) -> None:
+    assert MAGRPOConfig(**changes).return_kl_ahead is ahead
