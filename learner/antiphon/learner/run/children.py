@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.learner.run.nursery import Born, Nursery, NurseryError
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 LOG_LINES = 25
@@ -64,9 +67,13 @@ class Child:
         arguments = [*arguments, "--address-file", str(address_file), "--exit-with-parent"]
         with log_file.open("ab") as log:
             if nursery is not None:
-                with contextlib.suppress(NurseryError):
+                try:
                     born = nursery.start(arguments, output=log, environ=environ)
                     return cls(name, born, log_file, address_file)
+                except NurseryError as error:
+                    if not nursery.told_gone:
+                        nursery.told_gone = True
+                        logger.warning("services start more slowly, as on their own: %s", error)
             main = "from antiphon.clients.cli import main; main()"
             process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", "-c", main, *arguments],

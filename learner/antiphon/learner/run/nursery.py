@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ IMPORTED = (
 )
 START_SECONDS = 120.0
 """Seconds in which the nursery must have imported; then services are started without it."""
+_SAID_BYTES = 2000
 
 _warm: list[Nursery] = []
 
@@ -98,9 +100,15 @@ class Born:
 
 
 class Nursery:
-    """Starts importing at once."""
+    """Starts importing at once.
+
+    Attributes:
+        told_gone: Whether somebody has been told that it cannot start services.
+    """
 
     def __init__(self) -> None:
+        self.told_gone = False
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - of this object's life
         self._socket, theirs = socket.socketpair()
         command = "from antiphon.services.common.nursery import main; main()"
         with theirs:
@@ -108,13 +116,14 @@ class Nursery:
                 [sys.executable, "-P", "-c", command, *IMPORTED],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
                 env={**os.environ, **child_environment(threads=1)},
                 process_group=0,
             )
         self._pids: list[int] = []
         self._codes: dict[int, int] = {}
         self._unread = b""
+        self._silent = False
         self._hearing = threading.Lock()
 
     def start(
@@ -143,14 +152,15 @@ class Nursery:
             self._socket.sendall(data[sent:])
         except OSError as error:
             stdin.close()
-            raise NurseryError("the nursery is gone") from error
+            self._silent = True
+            raise NurseryError(self._gone()) from error
         finally:
             os.close(theirs)
         deadline = time.monotonic() + START_SECONDS
         while not self._pids:
             if not self._hear(deadline - time.monotonic()):
                 stdin.close()
-                raise NurseryError("the nursery is gone or does not answer")
+                raise NurseryError(self._gone())
         return Born(self, self._pids.pop(), stdin)
 
     def exit_code(self, pid: int, timeout: float | None) -> int | None:
@@ -162,9 +172,24 @@ class Nursery:
         deadline = None if timeout is None else time.monotonic() + timeout
         while pid not in self._codes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._hear(left):
-                return None if self._process.poll() is None else -signal.SIGKILL
+            if self._hear(left) or pid in self._codes:
+                continue
+            if not self._silent:
+                return None
+            try:
+                self._process.wait(left)  # It has closed its socket, so it is about to end.
+            except subprocess.TimeoutExpired:
+                return None
+            return -signal.SIGKILL
         return self._codes[pid]
+
+    def _gone(self) -> str:
+        """Why it starts nothing, with the end of what it wrote."""
+        size = os.fstat(self._said.fileno()).st_size
+        said = os.pread(self._said.fileno(), _SAID_BYTES, max(0, size - _SAID_BYTES))
+        wrote = said.decode(errors="replace").strip() or "(nothing)"
+        state = "is gone" if self._silent else f"does not answer within {START_SECONDS:g} s"
+        return f"the nursery, which imports once for all services, {state}; it wrote:\n{wrote}"
 
     def close(self) -> None:
         """End it; its children are not touched. Safe to call again."""
@@ -179,18 +204,23 @@ class Nursery:
                 return False
             with self._hearing:
                 data = self._socket.recv(4096, socket.MSG_DONTWAIT)
-                *lines, self._unread = (self._unread + data).split(b"\n")
+                self._note(data)
         except BlockingIOError:
             return timeout != 0  # Another thread has heard what was there.
         except (OSError, ValueError):
-            return False
+            data = b""
+        self._silent = not data
+        return bool(data)
+
+    def _note(self, data: bytes) -> None:
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             told = json.loads(line)
             if "code" in told:
                 self._codes[told["pid"]] = told["code"]
             else:
+                self._codes.pop(told["pid"], None)  # of an earlier process with this id
                 self._pids.append(told["pid"])
-        return bool(data)
 
 
 def warm_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 from tests.support.models import tiny_folder
 
+from antiphon.learner.run import nursery as nurseries
 from antiphon.learner.run.children import Child, stop_children
-from antiphon.learner.run.nursery import Nursery, NurseryError, child_environment
+from antiphon.learner.run.nursery import Born, Nursery, NurseryError, child_environment
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +79,28 @@ async def test_services_start_without_a_nursery_that_is_gone(tmp_path: Path) -> 
     child = start(gone, tmp_path, "--model", str(tmp_path / "nowhere"))
     assert child.process.wait(120) == 2
     assert "nowhere" in child.log_end()
+
+
+def test_a_nursery_that_cannot_import_says_why_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nurseries, "IMPORTED", ("no_such_module",))
+    broken = Nursery()
+    children = [start(broken, tmp_path, "--no-such-option") for _ in range(2)]
+    broken.close()
+    stop_children(children, grace=0)
+    (record,) = [r for r in caplog.records if r.name == "antiphon.learner.run.children"]
+    assert "No module named 'no_such_module'" in record.getMessage()
+
+
+def test_who_waits_for_a_service_hears_of_a_nursery_that_is_ending(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has closed its socket, and has not ended yet."""
+    ending = "import os, time\nos.close(0)\nos.closerange(3, 64)\ntime.sleep(0.3)\nos._exit(1)\n"
+    (tmp_path / "slowly_ending.py").write_text(ending)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(nurseries, "IMPORTED", ("slowly_ending",))
+    nursery = Nursery()
+    assert Born(nursery, 1, io.BytesIO()).wait() == -signal.SIGKILL
+    nursery.close()
