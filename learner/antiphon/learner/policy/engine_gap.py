@@ -21,7 +21,9 @@ def engine_gap(update: AgentUpdate) -> StepStats | None:
     """The step of an update that shows the gap; None where there is none."""
     for nodes, stats in update.steps:
         if stats.stepped:
-            return stats if all(node.staleness == 0 for node in nodes) else None
+            # A node's staleness is that of its entering the buffer, where it may have waited since.
+            same = all(node.oldest_version == update.published for node in nodes)
+            return stats if same else None
     return None
 
 

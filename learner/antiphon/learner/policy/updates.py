@@ -38,11 +38,13 @@ class Steps(Protocol):
 class AgentUpdate:
     """What one policy's drains came to: the nodes of each step in order, with its figures.
 
-    `agent` is the agent that the policy plays, the first of several.
+    `agent` is the agent that the policy plays, the first of several; `published` the version of its
+    weights that the drains began with, None where it is not known.
     """
 
     agent: int
     steps: list[tuple[list[TrainingSample], StepStats]] = field(default_factory=list)
+    published: int | None = None
 
     @property
     def stepped(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 
 from antiphon.clients import tracing
@@ -122,6 +123,10 @@ class TrainingRun:
             self._record.working_on("update", epoch=epoch)
             with self._clock.measure(UPDATE):
                 updates = await self._updates.run(self._samples(grown), end_of_epoch=end_of_epoch)
+            updates = [
+                replace(update, published=self._status.agents[update.agent].weights_version)
+                for update in updates
+            ]
             self._count(updates)
             self._limits.observe(updates)
             self._record.updated(updates)

@@ -11,8 +11,12 @@ from antiphon.learner.policy.updates import AgentUpdate
 from antiphon.learner.record.metric_rows import Figures, add_updates
 
 
-def node(staleness: int = 0) -> TrainingSample:
-    return TrainingSample(1, 1, "t", 0, (), (5,), (), False, None, None, 3, staleness)
+def node(version: int = 3) -> TrainingSample:
+    return TrainingSample(1, 1, "t", 0, (), (5,), (), False, None, None, version)
+
+
+def update_of(agent: int, *steps: tuple[list[TrainingSample], StepStats]) -> AgentUpdate:
+    return AgentUpdate(agent, list(steps), published=3)
 
 
 def stats(mean: float = 0.0, *, stepped: bool = True, **values: Any) -> StepStats:
@@ -23,15 +27,22 @@ def stats(mean: float = 0.0, *, stepped: bool = True, **values: Any) -> StepStat
 def test_the_first_step_at_the_weights_that_were_sampled_shows_it() -> None:
     dead, first, later = stats(stepped=False), stats(0.01), stats(0.3)
     steps = [([node()], dead), ([node()], first), ([node()], later)]
-    assert engine_gap(AgentUpdate(1, steps)) is first
-    assert engine_gap(AgentUpdate(1, [([node(), node(1)], first), ([node()], later)])) is None
-    assert engine_gap(AgentUpdate(1, [([node()], dead)])) is None
+    assert engine_gap(update_of(1, *steps)) is first
+    assert engine_gap(update_of(1, ([node(), node(2)], first), ([node()], later))) is None
+    assert engine_gap(update_of(1, ([node()], dead))) is None
+
+
+def test_nodes_that_waited_in_the_buffer_over_a_publish_do_not_show_it() -> None:
+    """They entered at the weights that were published then, and are stepped on at later ones."""
+    waited = [([node(3)], stats(0.3))]
+    assert engine_gap(AgentUpdate(1, waited, published=3)) is waited[0][1]
+    assert engine_gap(AgentUpdate(1, waited, published=4)) is None
 
 
 def test_a_row_of_the_metrics_tells_it_beside_the_gap_of_all_steps() -> None:
     figures = Figures()
     first = stats(0.01, ratio_mean=1.01, ratio_max=1.02)
-    add_updates(figures, [AgentUpdate(1, [([node()], first), ([node()], stats(0.3))])])
+    add_updates(figures, [update_of(1, ([node()], first), ([node()], stats(0.3)))])
     row = figures.read()
     assert row["agent_1/engine_gap_mean"] == 0.01
     assert row["agent_1/engine_gap_max"] == 0.02
@@ -42,7 +53,7 @@ def test_a_row_of_the_metrics_tells_it_beside_the_gap_of_all_steps() -> None:
 
 def test_each_agent_is_warned_of_once_above_the_bound() -> None:
     def update(agent: int, gap: float) -> AgentUpdate:
-        return AgentUpdate(agent, [([node()], stats(gap, ratio_mean=1.1, ratio_max=1.5))])
+        return update_of(agent, ([node()], stats(gap, ratio_mean=1.1, ratio_max=1.5)))
 
     watch = GapWatch(0.05)
     assert watch.observe([update(0, 0.05), update(1, 0.01)]) == []
