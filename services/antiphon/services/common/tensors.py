@@ -125,18 +125,3 @@ def check_names_and_shapes(
             f"{len(shapes)} tensors",
             f"all {len(wanted)} of the model; missing: {', '.join(missing[:3])}{more}",
         )
-
-
-def copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrites the model's weights in place, converting to its number format.
-
-    Tied weights are written once and stay tied.
-
-    Raises:
-        FieldError: A tensor is unknown, missing or of another shape; nothing was written.
-    """
-    targets = wire_tensors(model)
-    check_names_and_shapes(tensor_shapes(targets), tensor_shapes(tensors).items(), "tensors")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            targets[name].copy_(tensor)
