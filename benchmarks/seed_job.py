@@ -64,7 +64,7 @@ class Benchmark:
 ROWS = {
     "seed_job": Benchmark(Job(), model.smollm2, wanted=3, most_memory=1.3),
     "seed_job_small": Benchmark(Job(num_turns=3), model.small, wanted=8),
-    "seed_job_batch": Benchmark(Job(prompts=4), model.small, wanted=5, busy=2, limit=300),
+    "seed_job_batch": Benchmark(Job(prompts=4), model.small, wanted=5, busy=2, limit=180),
 }
 
 

@@ -14,8 +14,8 @@ LEVEL = 0.5
 """The reward to reach: mean of both turns, over the last `WINDOW` prompts."""
 WINDOW = 10
 RESAMPLES = 10_000
-QUIET = 4.0
-"""Load average up to which the seconds of a run count: its own processes and little else."""
+QUIET = 6.0
+"""Load average up to which the seconds of a run count: its own processes and niced ones."""
 
 
 @dataclass(frozen=True)
