@@ -184,11 +184,10 @@ class Processes:
 
     def assert_none_left(self, *, timeout: float = 10) -> None:
         """Fails unless everything started here, children included, ends within `timeout`."""
-        wait_until(
-            lambda: not self.alive(),
-            timeout=timeout,
-            what=f"all processes have ended; alive: {[p.cmdline() for p in self.alive()]}",
-        )
+        try:
+            wait_until(lambda: not self.alive(), timeout=timeout, what="all processes have ended")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; alive: {self.alive()}") from None
 
     def __enter__(self) -> Processes:
         return self

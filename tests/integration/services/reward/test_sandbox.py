@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -101,9 +100,9 @@ def test_code_that_will_not_end_is_killed(stubborn: str) -> None:
         ("return __import__('os').listdir('/proc')", "Permission denied"),
         ("open('/tmp/antiphon-escaped', 'w')", "Permission denied"),
         ("open('big', 'w').write('x' * (2 << 20))", "File too large"),
-        (f"import os; os.kill({os.getpid()}, 0)", "Operation not permitted"),
+        ("import os; os.kill(os.getppid(), 0)", "Operation not permitted"),
         (
-            f"import ctypes; assert ctypes.CDLL(None).sigqueue({os.getpid()}, 0, 0) == 0",
+            "import os, ctypes; assert ctypes.CDLL(None).sigqueue(os.getppid(), 0, 0) == 0",
             "Assertion",
         ),
         ("import fcntl; fcntl.fcntl(0, fcntl.F_SETOWN, 1)", "Operation not permitted"),
