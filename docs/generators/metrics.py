@@ -89,6 +89,12 @@ FIGURES = {
     "(with `max_staleness` above 0).",
     "agent_A/logprob_gap_mean": "Difference of log-probability between learner and engine.",
     "agent_A/logprob_gap_max": "The largest such difference.",
+    "agent_A/engine_gap_mean": "The same where the engine sampled with the learner's weights: how "
+    "far the engine itself is from the learner.",
+    "agent_A/engine_gap_max": "The largest such difference.",
+    "agent_A/engine_ratio_mean": "Importance ratio at the same weights; 1 where engine and learner "
+    "agree.",
+    "agent_A/engine_ratio_max": "The largest such ratio.",
     "agent_A/entropy": "Entropy of the sampling distribution at a completion's positions, exact, "
     "in nats (of the full softmax with `logprob_support` full).",
     "agent_A/reference_kl_loss": "What the reference KL adds to the loss "

@@ -96,7 +96,7 @@ def test_a_run_in_which_nothing_trains_ends_and_says_why(tmp_path: Path) -> None
     """S11: equal rewards, two dead groups a prompt; it does not go on for its nine epochs."""
     trainer = trainer_of(
         tmp_path,
-        args=config_of(num_train_epochs=9, dead_groups_limit=6),
+        args=config_of(num_train_epochs=9, dead_groups_limit=6, wire_dtype="float32"),
         reward_func=lambda a, b: [0.5],
     )
     before = [weights(agent) for agent in trainer.agents]

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import torch
 
+from antiphon.clients.client_stream import send_stream
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.errors import CallError, from_rpc_error
 from antiphon.clients.generation import GenerationClient
@@ -112,14 +113,19 @@ class Replica:
     ) -> PushResult:
         """One stream of just these messages, without retries."""
         try:
-            call = self.stub.PushWeights(iter(messages), timeout=timeout)
-            return push_result_from_proto(await call)
+            sent = send_stream(self.stub.PushWeights, _each(messages), timeout=timeout, metadata=())
+            return push_result_from_proto(await sent)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, address=self.server.address, rpc="PushWeights") from error
 
     @property
     def version(self) -> int:
         return self.engine.loaded.version
+
+
+async def _each(messages: Sequence[pb.PushWeightsRequest]) -> AsyncGenerator[Any]:
+    for message in messages:
+        yield message
 
 
 def request(
