@@ -38,6 +38,9 @@ FINISH_REASONS = {
 }
 _FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
 
+SMALLEST_TEMPERATURE = 1e-6
+"""Logits divided by less leave the numbers of float32."""
+
 
 def sampling_to_proto(sampling: SamplingParameters) -> pb.SamplingParameters:
     """Sampling parameters; None leaves a filter out."""
@@ -54,10 +57,10 @@ def sampling_from_proto(
 ) -> SamplingParameters:
     """Sampling parameters; FieldError for one outside its range."""
     require(
-        math.isfinite(message.temperature) and message.temperature >= 0,
+        message.temperature == 0 or SMALLEST_TEMPERATURE <= message.temperature < math.inf,
         at(field, "temperature"),
         message.temperature,
-        "a finite number, at least 0 (0 is greedy decoding)",
+        f"0 for greedy decoding, or a finite number from {SMALLEST_TEMPERATURE:g} on",
     )
     top_k = message.top_k if message.HasField("top_k") else None
     if top_k is not None:

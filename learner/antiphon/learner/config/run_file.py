@@ -87,7 +87,12 @@ class AgentSettings(_Section):
     @field_validator("model", "tokenizer")
     @classmethod
     def _home(cls, value: str | None) -> str | None:
-        return str(Path(value).expanduser()) if value and value.startswith("~") else value
+        if not value or not value.startswith("~"):
+            return value
+        try:
+            return str(Path(value).expanduser())
+        except RuntimeError as error:
+            raise ValueError(f"a path whose home directory is known ({error})") from error
 
     @property
     def tokenizer_source(self) -> str:

@@ -222,3 +222,11 @@ def test_services_that_a_run_starts_may_have_another_engine(tmp_path: Path) -> N
     given = _load(tmp_path, text).generation.arguments
     assert given == ("--engine", "tgi", "--engine-command", command)
     assert _load(tmp_path).generation.arguments == ()
+
+
+def test_a_home_directory_that_nobody_has_is_refused_by_name(tmp_path: Path) -> None:
+    """S17: found by damaging run files."""
+    file = tmp_path / "run.toml"
+    file.write_text('[[agents]]\nmodel = "~no-such-user/model"\n')
+    with pytest.raises(FieldError, match=r"agents\.0\.model: got '~no-such-user/model'"):
+        load_run_config(file)
