@@ -203,6 +203,8 @@ class WeightsReceiver:
                 finally:
                     if not read.done():
                         read.cancel()
+                    elif not read.cancelled():
+                        read.exception()  # counts as seen where a newer stream is what is told
                 if stream.replaced.is_set():
                     raise ServiceError(
                         grpc.StatusCode.ABORTED,
