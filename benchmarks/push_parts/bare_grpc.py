@@ -5,6 +5,7 @@ checksums, nothing kept. What is left of a push's time above this is the project
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import grpc
 import grpc.aio
+from benchmarks.processes import cpu_seconds
 
 from antiphon.clients.push import CHUNK_BYTES
 
@@ -32,8 +34,11 @@ asyncio.run(serve())
 """
 
 
-async def seconds_to_send(buffers: Sequence[memoryview], receivers: int) -> float:
-    """Seconds until each of so many processes has been sent all buffers, all side by side."""
+async def seconds_to_send(buffers: Sequence[memoryview], receivers: int) -> tuple[float, float]:
+    """Seconds until each of so many processes has been sent all buffers, all side by side.
+
+    The second number are processor seconds of all of them and of this process.
+    """
     processes = [_receiver() for _ in range(receivers)]
     channels = []
     try:
@@ -42,12 +47,13 @@ async def seconds_to_send(buffers: Sequence[memoryview], receivers: int) -> floa
             port = int(process.stdout.readline())
             channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
             await channels[-1].channel_ready()
-        began = time.perf_counter()
+        used, began = cpu_seconds(os.getpid()), time.perf_counter()
         counts = await asyncio.gather(*(_send(channel, buffers) for channel in channels))
         seconds = time.perf_counter() - began
+        used = cpu_seconds(os.getpid()) - used
         if set(counts) != {sum(buffer.nbytes for buffer in buffers)}:
             raise RuntimeError(f"the receivers of bare gRPC counted {counts}")
-        return seconds
+        return seconds, used
     finally:
         for channel in channels:
             await channel.close()

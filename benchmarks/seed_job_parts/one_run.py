@@ -115,7 +115,8 @@ def train_antiphon(told: Told, common: dict[str, Any]) -> dict[str, Any]:
             trainer.train()
         assert trainer.run_directory is not None
         summary = json.loads((trainer.run_directory / "summary.json").read_text())
-        rows = map(json.loads, (trainer.run_directory / "metrics.jsonl").read_text().splitlines())
+        lines = (trainer.run_directory / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
         lengths = [
             length
             for row in rows
@@ -124,7 +125,11 @@ def train_antiphon(told: Told, common: dict[str, Any]) -> dict[str, Any]:
         ]
     share = sum(lengths) / len(lengths) / told.job.max_new_tokens
     tokens = round(share * told.job.tokens * told.job.periods)
-    return {"steps": summary["optimizer_steps"], "tokens": tokens}
+    stages: dict[str, list[float]] = {}
+    for name, value in (item for row in rows for item in row.items()):
+        if name.startswith("seconds/"):
+            stages.setdefault(name.removeprefix("seconds/"), []).append(value)
+    return {"steps": summary["optimizer_steps"], "tokens": tokens, "stages": stages}
 
 
 def main(side: str, model: str, out: Path, job: Job) -> None:

@@ -29,7 +29,7 @@ from antiphon.clients.types import (
     WeightsSpan,
 )
 from antiphon.services.common.models import load_model, load_tokenizer, tokenizer_fingerprint
-from antiphon.services.common.tensors import tensor_shapes, tensor_specs, to_bytes, wire_tensors
+from antiphon.services.common.tensors import from_bytes, tensor_shapes, tensor_specs, wire_tensors
 from antiphon.services.generation.codec import Codec
 from antiphon.services.generation.engine import (
     ChangedTensor,
@@ -113,14 +113,14 @@ class SimulatedEngine:
                 logprobs=True,
                 full_logprobs=False,
                 seeds=True,
+                batch_rows=pace.rows,
             ),
         )
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(tensors)
         self.base = tensor_specs(tensors, TensorDtype.BFLOAT16)
         self.loaded = LoadedWeights(digest=weights_digest(self.base))
         self._weights = {
-            name: bytearray(to_bytes(tensor, TensorDtype.BFLOAT16))
-            for name, tensor in tensors.items()
+            name: tensor.detach().to(torch.bfloat16, copy=True) for name, tensor in tensors.items()
         }
         self.seconds_since_step = 0.0
         self._jobs: asyncio.Queue[_Request | _Swap] = asyncio.Queue()
@@ -149,21 +149,20 @@ class SimulatedEngine:
     async def apply(self, tensors: Sequence[PushedTensor], loaded: LoadedWeights) -> float:
         """Takes the weights as the engine would: in turn, or between two tokens."""
         for pushed in tensors:
-            self._weights[pushed.spec.name] = bytearray(pushed.data)
+            spec = pushed.spec
+            self._weights[spec.name] = from_bytes(bytes(pushed.data), spec.dtype, spec.shape)
         return await self._swap(_Swap(loaded, tuple(pushed.spec for pushed in tensors)))
 
-    def read(self, spec: TensorSpec) -> memoryview:
-        """The bytes of a tensor as they were pushed."""
-        return memoryview(self._weights[spec.name])
+    def own_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The tensors as they were pushed."""
+        return self._weights
 
     async def change(
         self, changes: Sequence[ChangedTensor], specs: Sequence[TensorSpec], loaded: LoadedWeights
     ) -> float:
         """Takes a delta."""
         for changed in changes:
-            values = changed.values
-            whole = torch.frombuffer(self._weights[changed.spec.name], dtype=values.dtype)
-            whole[changed.positions] = values
+            self._weights[changed.spec.name].view(-1)[changed.positions] = changed.values
         return await self._swap(_Swap(loaded, tuple(specs)))
 
     async def _swap(self, swap: _Swap) -> float:

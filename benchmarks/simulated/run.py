@@ -6,7 +6,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest import mock
 
 from benchmarks.simulated.serve import Services, served
 from tests.support.models import tiny_folder, tiny_model, tiny_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 from antiphon.learner.policy.policy import Policy, StepStats
@@ -74,16 +76,24 @@ class Steps:
         seconds: From one batch's end to the next's, each.
         staleness: The most publishes that lay between sampling and training.
         joint_actions: In all of the run.
+        push_seconds: Of each publish of agent 0.
+        update_seconds: Of the update of each batch.
     """
 
     seconds: tuple[float, ...]
     staleness: int
     joint_actions: int
+    push_seconds: tuple[float, ...] = ()
+    update_seconds: tuple[float, ...] = ()
 
     @property
     def mean(self) -> float:
         """Seconds per rollout batch."""
         return sum(self.seconds) / len(self.seconds)
+
+
+def _model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    return tiny_model(tokenizer, seed, context=CONTEXT)
 
 
 def measured(*jobs: Job) -> list[Steps]:
@@ -104,10 +114,11 @@ def measured(*jobs: Job) -> list[Steps]:
             [str(folder / f"{agent}-{replica}.sock") for replica in range(first.replicas)]
             for agent in range(first.agents)
         ]
+        addresses = [[f"unix:{socket}" for socket in of_agent] for of_agent in sockets]
         reward = str(folder / "reward.sock")
         with served(model, *_processes(first, sockets, reward)):
             return [
-                _trained(job, folder, f"run-{number}", sockets, reward)
+                trained(job, folder, f"run-{number}", addresses, f"unix:{reward}")
                 for number, job in enumerate(jobs)
             ]
 
@@ -123,15 +134,35 @@ def _processes(
     yield Services(**about | {"sockets": (), "reward_socket": reward_socket})
 
 
-def _trained(
-    job: Job, folder: Path, name: str, sockets: Sequence[Sequence[str]], reward: str
+def trained(
+    job: Job,
+    folder: Path,
+    name: str,
+    addresses: Sequence[Sequence[str]],
+    reward: str,
+    *,
+    model: Callable[[PreTrainedTokenizerFast, int], PreTrainedModel] = _model,
+    around: AbstractContextManager[None] | None = None,
+    **options: Any,
 ) -> Steps:
+    """One run of the product against services that are there already.
+
+    Args:
+        job: What is trained.
+        folder: Where the run's folder goes, below `runs`.
+        name: Of the run.
+        addresses: Of each agent's generation services.
+        reward: Address of the reward service.
+        model: Makes an agent's model of tokenizer and number; that which the services have.
+        around: What the run happens in; by itself, an update that sleeps.
+        options: More settings of the run.
+    """
     tokenizer = tiny_tokenizer(folder / "tokenizer")
     batches = job.batches + 2 * WARM + 1
     trainer = MAGRPOTrainer(
-        agents=[tiny_model(tokenizer, seed, context=CONTEXT) for seed in range(job.agents)],
+        agents=[model(tokenizer, seed) for seed in range(job.agents)],
         tokenizer=tokenizer,
-        reward_address=f"unix:{reward}",
+        reward_address=reward,
         external_transition=_next_prompts if job.turns > 1 else None,
         train_dataset=[
             {"prompt": f"one two {'red ' * (n % 3)}"} for n in range(batches * job.tasks)
@@ -150,14 +181,15 @@ def _trained(
             keep_rollouts_every=0,
             checkpoint_interval=0,
             eval_interval=0,
+            **options,
         ),
         run_directory=folder / "runs",
         run_name=name,
-        generation_addresses=[[f"unix:{socket}" for socket in of_agent] for of_agent in sockets],
+        generation_addresses=[list(of_agent) for of_agent in addresses],
         wandb_config={"verbose": False},
         threads=job.agents,
     )
-    with _updates_that_sleep(job):
+    with updates_that_sleep(job) if around is None else around:
         trainer.train()
     return _steps(job, folder / "runs" / name / "metrics.jsonl")
 
@@ -167,15 +199,18 @@ def _next_prompts(prompt: str, num_agents: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _updates_that_sleep(job: Job) -> Iterator[None]:
-    """Steps of known length; the weights stay as they are and are published all the same."""
+def updates_that_sleep(
+    job: Job, on_step: Callable[[], None] = lambda: None, *, stepped: bool = True
+) -> Iterator[None]:
+    """Steps of known length; the weights stay as they are and are published, where `stepped`."""
     per_node = job.update_seconds / job.nodes
 
     def step(_policy: Any, *minibatches: Sequence[Any]) -> StepStats:
         nodes = sum(len(minibatch) for minibatch in minibatches)
+        on_step()
         if per_node:
             time.sleep(per_node * nodes)
-        return StepStats(stepped=True, live_nodes=nodes, dead_nodes=0, tokens=1)
+        return StepStats(stepped=stepped, live_nodes=nodes, dead_nodes=0, tokens=1)
 
     with mock.patch.object(Policy, "step", step):
         yield
@@ -194,4 +229,6 @@ def _steps(job: Job, metrics: Path) -> Steps:
         tuple(later - earlier for earlier, later in pairwise(times)),
         int(staleness),
         rows[-1]["joint_actions"],
+        tuple(row.get("agent_0/push_seconds", 0.0) for row in rows[WARM:-WARM]),
+        tuple(row["seconds/update"] for row in rows[WARM:-WARM]),
     )

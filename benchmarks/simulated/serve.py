@@ -1,18 +1,15 @@
-"""A process of simulated services on unix sockets: generation replicas, and a slow reward service.
-
-python -m benchmarks.simulated.serve FOLDER OPTIONS    (see `Services` for the options, as JSON)
-"""
+"""Processes of simulated services on unix sockets: generation replicas and slow rewards."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import subprocess
-import sys
+import multiprocessing
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +27,7 @@ from antiphon.v1.reward_pb2_grpc import (
     add_RewardServiceServicer_to_server,
 )
 
+FORKED = multiprocessing.get_context("forkserver")
 START_SECONDS = 120.0
 
 
@@ -83,8 +81,8 @@ def reward_of(joint_action_id: str) -> float:
     return -1.0 - int(joint_action_id.rpartition("/")[2].rpartition(".")[2])
 
 
-async def serve(folder: Path, services: Services) -> None:
-    """Serve until standard input ends."""
+async def serve(folder: Path, services: Services, connection: Connection) -> None:
+    """Say that this serves, and serve until the connection is closed."""
     servers: list[Server] = []
     for socket in services.sockets:
         factor = services.slow_factor if socket == services.slow_socket else 1.0
@@ -103,8 +101,8 @@ async def serve(folder: Path, services: Services) -> None:
         servers.append(Server(settings, name="reward", services=[name], register=register))
     for server in servers:
         await server.start()
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    connection.send("ready")
+    await asyncio.to_thread(connection.poll, None)
 
 
 def _settings(socket: str) -> ServerSettings:
@@ -112,40 +110,35 @@ def _settings(socket: str) -> ServerSettings:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *processes: Services) -> Iterator[None]:
-    """Each of these in a process of its own, ready within the block and gone after it."""
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.simulated.serve",
-                str(folder),
-                json.dumps(asdict(p)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for p in processes
-    ]
+def served(folder: Path, *processes: Services) -> Iterator[list[int]]:
+    """Each of these in a process of its own, ready within the block and gone after it.
+
+    They are forked of one that has imported everything. Gives their process ids.
+    """
+    FORKED.set_forkserver_preload([__name__])
+    started: list[tuple[BaseProcess, Connection]] = []
     try:
+        for services in processes:
+            ours, theirs = FORKED.Pipe()
+            process = FORKED.Process(target=_run, args=(folder, services, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
         deadline = time.monotonic() + START_SECONDS
-        for process in started:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if line != "ready\n" or time.monotonic() > deadline:
-                raise RuntimeError(f"simulated services did not start: {line!r}")
-        yield
+        for process, connection in started:
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
+                raise RuntimeError(f"simulated services did not start within {START_SECONDS} s")
+            try:
+                connection.recv()
+            except EOFError:
+                raise RuntimeError(f"simulated services ended: {process.exitcode}") from None
+        yield [process.pid or 0 for process, _ in started]
     finally:
-        for process in started:
-            if process.stdin is not None:
-                process.stdin.close()
+        for process, connection in started:
+            connection.close()
             process.kill()
-            process.wait()
+            process.join()
 
 
-if __name__ == "__main__":
-    given = json.loads(sys.argv[2])
-    given["sockets"] = tuple(given["sockets"])
-    asyncio.run(serve(Path(sys.argv[1]), Services(**given)))
+def _run(folder: Path, services: Services, connection: Connection) -> None:
+    asyncio.run(serve(folder, services, connection))

@@ -34,7 +34,7 @@ from antiphon.learner.local import LocalServices, save_without_weights
 from antiphon.learner.rollout import judges
 from antiphon.learner.run import assemble
 from antiphon.learner.weights.publisher import Publication
-from antiphon.learner.weights.replicas import Replica, RunIdentity
+from antiphon.learner.weights.replicas import Replicas, RunIdentity
 from antiphon.services.common.tensors import to_bytes
 from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
 from antiphon.services.generation.engine import PushedTensor
@@ -76,7 +76,7 @@ class Publisher:
         agent: int,
         tensors: Callable[[], Mapping[str, Tensor]],
         dtype: TensorDtype,
-        replicas: Sequence[Replica],
+        replicas: Replicas,
         **_: Any,
     ) -> None:
         self._identity, self._agent = identity, agent

@@ -9,6 +9,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 # Each of these modules registers its metrics when it is imported.
 import antiphon.clients.metrics
+import antiphon.learner.weights.replica_metrics
 import antiphon.services.reward
 import antiphon.services.transition  # noqa: F401
 from antiphon.learner.record.metrics import learner_metrics

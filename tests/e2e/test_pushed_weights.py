@@ -25,7 +25,7 @@ from antiphon.clients.types import (
 from antiphon.learner.arithmetic.samples import TrainedCompletion, TrainingSample
 from antiphon.learner.policy.policy import Policy, PolicySettings
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, RunIdentity
+from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity
 
 PROMPTS = ("a red cat", "two dog replies b c", "again")
 NEW_TOKENS = 10
@@ -97,8 +97,8 @@ async def first_push(
     policy = Policy(0, model, settings, wire_dtype=dtype)
     client = GenerationClient(served.address)
     identity = RunIdentity(run, 1)
-    replicas = [Replica(served.address, client)]
-    publisher = AgentPublisher(identity, 0, policy.wire_tensors, dtype, replicas, timeout=60)
+    replicas = Replicas([Replica(served.address, client)])
+    publisher = AgentPublisher(identity, 0, policy.wire_weights(), replicas, timeout=60)
     try:
         await publisher.publish()
         yield Agent(policy, publisher, client, identity)

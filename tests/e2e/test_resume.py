@@ -105,20 +105,32 @@ def trees(folder: Path) -> list[Any]:
 
 
 def resumed_chain(processes: Processes, folder: Path, places: Sequence[str]) -> None:
-    """Kills the run at each place in turn, and lets it end."""
-    for number, place in enumerate(places):
-        kill(processes, folder, place, *(["--resume"] if number else []))
+    """Resumes the run, kills it at each place in turn, and lets it end."""
+    for place in places:
+        kill(processes, folder, place, "--resume")
     finish(processes, folder)
 
 
 @pytest.mark.timeout(1800)
 def test_a_run_killed_three_times_ends_with_bitwise_the_weights_of_one_that_was_not(
-    uninterrupted: Path, processes: Processes, tmp_path: Path
+    uninterrupted: Path,
+    processes: Processes,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S12: killed while it samples, between the steps of an update, and in the middle of a push."""
-    resumed_chain(processes, tmp_path, ["reward:17", "update:4", "push:4"])
+    """S12: killed while it samples, between the steps of an update, and in the middle of a push.
+
+    What the killed processes had in the folder for temporary files is gone in the end, too.
+    """
+    temporary = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    kill(processes, tmp_path, "reward:17")
+    assert [*temporary.iterdir()] != []
+    resumed_chain(processes, tmp_path, ["update:4", "push:4"])
     assert_same(tmp_path, uninterrupted)
     assert (tmp_path / "runs" / "run-2").exists() is False
+    assert [*temporary.iterdir()] == []
 
 
 @pytest.mark.timeout(1800)

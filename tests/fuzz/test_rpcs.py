@@ -43,12 +43,13 @@ from antiphon.clients.wire import (
     score_request_to_proto,
     transition_request_to_proto,
 )
-from antiphon.v1 import generation_pb2, learner_pb2, reward_pb2
+from antiphon.v1 import generation_pb2, learner_pb2, reward_pb2, transition_pb2
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "400"))
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 AT_ONCE = 8
 DEADLINE = 60.0
+START_SECONDS = 300.0
 GROWTH_BYTES = 96 << 20
 UNCLEAN = {
     grpc.StatusCode.UNKNOWN,
@@ -221,7 +222,8 @@ async def process(folder: Path, service: str) -> AsyncIterator[tuple[str, psutil
     }
     with Processes(folder) as processes:
         started = processes.serve(service, *arguments[service])
-        yield await asyncio.to_thread(started.address), psutil.Process(started.popen.pid)
+        address = await asyncio.to_thread(started.address, timeout=START_SECONDS)
+        yield address, psutil.Process(started.popen.pid)
         assert started.popen.poll() is None, started.log
         assert "Traceback" not in started.log, started.log
 
@@ -244,6 +246,15 @@ async def test_whatever_comes_is_answered_cleanly_and_the_process_lives(
         assert wrong == []
         assert running.memory_info().rss - before < GROWTH_BYTES
         assert await is_serving(address, service)
+
+
+async def test_every_rpc_of_the_contract_is_among_them(tmp_path: Path) -> None:
+    """S17"""
+    tiny_folder(tmp_path)
+    rpcs = [*reward_rpcs(), *transition_rpcs(), *await generation_rpcs(tmp_path), *learner_rpcs()]
+    contract = (generation_pb2, learner_pb2, reward_pb2, transition_pb2)
+    services = [s for file in contract for s in file.DESCRIPTOR.services_by_name.values()]
+    assert {rpc.path for rpc in rpcs} == {f"{s.name}/{m.name}" for s in services for m in s.methods}
 
 
 async def test_whatever_comes_to_the_learner_is_answered_cleanly() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -32,10 +34,20 @@ def certificate_authority(directory: Path, name: str = "ca") -> CertificateAutho
     return made
 
 
-def certificate(directory: Path, name: str, ca: CertificateAuthority) -> Certificate:
-    """A certificate for localhost and 127.0.0.1, signed by `ca`."""
+def certificate(
+    directory: Path,
+    name: str,
+    ca: CertificateAuthority,
+    *,
+    names: Sequence[str] = ("localhost", "127.0.0.1"),
+    not_before: datetime | None = None,
+    not_after: datetime | None = None,
+) -> Certificate:
+    """A certificate for `names`, signed by `ca`."""
     made = Certificate(directory / f"{name}.crt", directory / f"{name}.key")
-    issued = ca.authority.issue_cert("localhost", "127.0.0.1", common_name=name)
+    issued = ca.authority.issue_cert(
+        *names, common_name=name, not_before=not_before, not_after=not_after
+    )
     issued.cert_chain_pems[0].write_to_path(made.cert)
     issued.private_key_pem.write_to_path(made.key)
     return made

@@ -3,7 +3,9 @@
 # which are missing.
 set -euo pipefail
 
-declare -A packages=([node]=nodejs [promtool]=prometheus)
+declare -A packages=(
+  [bwrap]=bubblewrap [dnsmasq]=dnsmasq-base [ip]=iproute2 [node]=nodejs [promtool]=prometheus
+)
 missing=()
 for program in "$@"; do
   command -v "$program" >/dev/null || missing+=("${packages[$program]:-$program}")

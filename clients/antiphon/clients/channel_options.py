@@ -27,6 +27,13 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 FOREIGN_MESSAGE_BYTES = 4 * 1024 * 1024
 """gRPC's own limit on a received message, its envelope included: what any service takes."""
 
+PENDING_CALLS = 32_768
+"""Calls that wait for a server to look at them; gRPC itself cancels those beyond."""
+
+PENDING_SECONDS = 24 * 3600
+"""How long one of them may wait, which is its caller's to say; by default gRPC cancels it after
+30 s, and code of a user's may hold the interpreter for longer."""
+
 REQUEST_BYTES = FOREIGN_MESSAGE_BYTES - 256 * 1024
 """Where batches to services that a user wrote are split, with room for the envelope."""
 
@@ -76,12 +83,28 @@ def client_options(
     return options
 
 
-def server_options(min_ping_seconds: float = SERVER_MIN_PING_SECONDS) -> Options:
-    """Options of a server that fit `client_options`."""
+def server_options(
+    min_ping_seconds: float = SERVER_MIN_PING_SECONDS,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Options:
+    """Options of a server that fit `client_options`.
+
+    Args:
+        min_ping_seconds: The shortest pause between pings that is permitted.
+        max_message_bytes: The largest message that is received.
+    """
     return [
         ("grpc.http2.min_ping_interval_without_data_ms", round(min_ping_seconds * 1000)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", round(min_ping_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        # A caller that is gone without a word is noticed, and its calls end.
+        ("grpc.keepalive_time_ms", round(PING_SECONDS * 1000)),
+        ("grpc.keepalive_timeout_ms", round(PING_TIMEOUT_SECONDS * 1000)),
+        # By default gRPC cancels calls by chance where a thousand wait.
+        ("grpc.server.max_pending_requests", PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", PENDING_SECONDS),
+        ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
     ]

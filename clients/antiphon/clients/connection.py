@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from antiphon.clients import metrics, tracing
 from antiphon.clients.channel_options import PING_SECONDS
@@ -16,6 +17,7 @@ from antiphon.clients.endpoint import Endpoint, Metadata, open_channel
 from antiphon.clients.errors import CallError, ContractError, from_rpc_error
 from antiphon.clients.retry import RetryPolicy, call_with_retries
 from antiphon.clients.types import FieldError
+from antiphon.clients.waiting import waiting_for
 
 T = TypeVar("T")
 
@@ -48,6 +50,29 @@ class Client:
         """Where the service is."""
         return self.endpoint.address
 
+    async def watch_health(self) -> AsyncGenerator[bool, None]:
+        """Yield whether the service serves, now and whenever that changes.
+
+        It waits for a service that cannot be reached, and never ends by itself: keepalive ends it
+        where the other side is gone. A server without health counts as one that serves.
+
+        Raises:
+            CallError: The connection is lost, or the call is refused.
+        """
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=self._service)
+        call = stub.Watch(request, metadata=self.endpoint.metadata(), wait_for_ready=True)
+        try:
+            async for answer in call:
+                yield answer.status == health_pb2.HealthCheckResponse.SERVING
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise self._error(error, "Watch") from error
+            yield True
+            await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         """Close the channel; calls under way are cancelled."""
         await self._channel.close(None)
@@ -77,7 +102,11 @@ class Client:
     def _attempt(self, rpc: str, kind: metrics.CallKind = "unary") -> Iterator[Metadata]:
         """One attempt at a call, counted and traced; gives the metadata that it carries."""
         name = f"{self._service}/{rpc}"
-        with metrics.counted(kind, self._service, rpc), tracing.client_span(name) as trace:
+        with (
+            waiting_for(f"{rpc} at {self.address}"),
+            metrics.counted(kind, self._service, rpc),
+            tracing.client_span(name) as trace,
+        ):
             yield (*self.endpoint.metadata(), *trace)
 
     async def _once(self, method: Any, rpc: str, request: Any, timeout: float) -> Any:

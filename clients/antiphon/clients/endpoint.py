@@ -12,11 +12,12 @@ import grpc.aio
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from antiphon.clients.channel_options import PING_SECONDS, client_options
+from antiphon.clients.renewed_channel import RenewedChannel
 from antiphon.clients.types import FieldError
 
 Metadata = tuple[tuple[str, str], ...]
 
-_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
+_SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "file:///")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _WANTED = '"host:port", "unix:/path" or "dns:///name:port"'
 
@@ -134,6 +135,8 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Open a channel. It connects with the first call; the running event loop owns it.
 
+    Renewed TLS files count from the next call on.
+
     Calls must pass `endpoint.metadata()`, which carries the token.
 
     Args:
@@ -146,6 +149,9 @@ def open_channel(
         FieldError: The address is of no known form, or a file cannot be read.
     """
     endpoint = Endpoint.of(endpoint)
+    if endpoint.address.startswith("file:"):
+        wanted = f"{_WANTED}; a file lists the replicas of a generation service"
+        raise FieldError("address", repr(endpoint.address), wanted)
     tls = endpoint.tls
     options = client_options(
         ping_seconds,
@@ -154,14 +160,22 @@ def open_channel(
     )
     if tls is None:
         return grpc.aio.insecure_channel(endpoint.address, options=options)
-    credentials = grpc.ssl_channel_credentials(
+    files = [file for file in (tls.ca, tls.certificate, tls.key) if file]
+
+    def open_one() -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(endpoint.address, _credentials(tls), options=options)
+
+    return RenewedChannel(files, open_one) if files else open_one()
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca, "tls.ca").encode() if tls.ca else None,
         private_key=_read(tls.key, "tls.key").encode() if tls.key else None,
         certificate_chain=(
             _read(tls.certificate, "tls.certificate").encode() if tls.certificate else None
         ),
     )
-    return grpc.aio.secure_channel(endpoint.address, credentials, options=options)
 
 
 def _read(path: Path, field: str) -> str:

@@ -24,6 +24,18 @@ _TRANSIENT = frozenset(
     }
 )
 
+_BROKEN_STREAM = ("Stream removed", "Received RST_STREAM")
+"""How gRPC's own messages begin where a connection broke under a call.
+
+Where it breaks in the middle of writing, for example as TLS finds damaged bytes, the code is not
+UNAVAILABLE but UNKNOWN or INTERNAL.
+"""
+_THROWN_AWAY = "CANCELLED"
+"""gRPC's own message for a call that a server let go without having looked at it.
+
+By default it does so to what has waited for 30 s, as while its interpreter was held.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -97,10 +109,15 @@ class CallError(Exception):
         """Whether the same call may succeed later, as the contract says it.
 
         A deadline that this side set counts as transient, one that a service reports for its user
-        function does not. A message over the size limit never gets smaller.
+        function does not. A message over the size limit never gets smaller. A connection that
+        broke is a passing matter whatever code gRPC gives it, and so is a call thrown away.
         """
         if self.code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return not self.reason
+        if self.code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
+            return not self.reason and self.message.startswith(_BROKEN_STREAM)
+        if self.code is grpc.StatusCode.CANCELLED:
+            return not self.reason and self.message == _THROWN_AWAY
         return self.code in _TRANSIENT and "larger than max" not in self.message
 
     def after(self, attempts: int, earlier: Sequence[CallError]) -> CallError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import grpc.aio
 
@@ -19,13 +19,17 @@ from antiphon.clients.retry import Attempts, RetryPolicy
 from antiphon.clients.types import (
     Completion,
     GenerateRequest,
+    LoadedWeights,
     ModelInfo,
     PromptSamples,
     PushHeader,
+    PushKind,
     PushResult,
     PushStatus,
+    StoredChunks,
 )
 from antiphon.clients.wire import (
+    PushQuery,
     completion_from_proto,
     generate_request_to_proto,
     model_info_from_proto,
@@ -55,6 +59,12 @@ class GenerationClient(Client):
             ping_seconds=PING_SECONDS,
         )
         self._stub = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        # Its messages come serialised: see `antiphon.clients.wire.chunk`.
+        self._push: Any = self._channel.stream_unary(
+            f"/{self._service}/PushWeights",
+            request_serializer=None,
+            response_deserializer=pb.PushWeightsResponse.FromString,
+        )
 
     async def get_model_info(self, timeout: float) -> ModelInfo:
         """Ask what the service runs; `timeout` in seconds, for each attempt."""
@@ -72,6 +82,7 @@ class GenerationClient(Client):
         *,
         timeout: float,
         resume: Literal["whole", "missing"] = "whole",
+        retry: RetryPolicy | None = None,
     ) -> AsyncGenerator[Completion, None]:
         """Sample completions; each is yielded once, as soon as it ends, in any order.
 
@@ -83,6 +94,7 @@ class GenerationClient(Client):
             request: The prompts and how to sample.
             timeout: Seconds that each attempt may take.
             resume: What to ask for after a break.
+            retry: How often, where not as with every other call.
 
         Raises:
             CallError: A permanent failure, or the attempts are used up. `reason` tells what to
@@ -95,7 +107,7 @@ class GenerationClient(Client):
             for sample in range(len(entry.seeds))
         }
         yielded: set[Sample] = set()
-        attempts = Attempts(self.retry)
+        attempts = Attempts(retry or self.retry)
         while True:
             whole = resume == "whole" or not yielded
             asked, samples = (request, None) if whole else _missing(request, wanted - yielded)
@@ -110,7 +122,7 @@ class GenerationClient(Client):
                         arrived.add(sample)
                         if sample not in yielded:
                             yielded.add(sample)
-                            attempts.progressed()
+                            attempts.forget_failures()
                             yield completion
             except CallError as error:
                 if yielded == wanted:
@@ -160,15 +172,26 @@ class GenerationClient(Client):
         if sample in arrived:
             raise ContractError(self.address, "Generate", f"{_names([sample])} came twice")
 
-    async def get_push_status(self, header: PushHeader, timeout: float) -> PushStatus:
-        """Ask how far the push that `header` opens has come, and what is applied."""
+    async def get_push_status(self, push: PushHeader | PushQuery, timeout: float) -> PushStatus:
+        """Ask how far a push, told by its header or a query, has come, and what is applied."""
         return await self._call(
             self._stub.GetPushStatus,
-            push_status_request_to_proto(header),
+            push_status_request_to_proto(push),
             push_status_from_proto,
             rpc="GetPushStatus",
             timeout=timeout,
         )
+
+    async def renew_lease(self, loaded: LoadedWeights, timeout: float) -> None:
+        """Have the service stay the run's that has pushed what is loaded; `timeout` in seconds.
+
+        Raises:
+            CallError: It cannot be reached, or refuses.
+        """
+        query = PushQuery(
+            loaded.run_id, loaded.incarnation, loaded.version, loaded.digest, PushKind.FULL
+        )
+        await self.get_push_status(query, timeout)
 
     async def push_weights(
         self,
@@ -177,6 +200,7 @@ class GenerationClient(Client):
         *,
         timeout: float,
         chunk_bytes: int = CHUNK_BYTES,
+        stored: StoredChunks | None = None,
     ) -> PushResult:
         """Push weights and wait until they are applied.
 
@@ -189,6 +213,8 @@ class GenerationClient(Client):
                 in a thread, in order, again after a break.
             timeout: Seconds that each attempt may take, the applying included.
             chunk_bytes: Most bytes in one message.
+            stored: The chunks, where a store that the service reads holds them. What it does not
+                find there, or finds damaged, is sent.
 
         Raises:
             CallError: A permanent failure, or the attempts are used up.
@@ -204,15 +230,16 @@ class GenerationClient(Client):
             chunk_bytes=chunk_bytes,
             attempts=Attempts(self.retry),
             address=self.address,
+            stored=stored,
         )
 
     async def _push_once(
-        self, messages: AsyncGenerator[pb.PushWeightsRequest, None], timeout: float
+        self, messages: AsyncGenerator[bytes, None], timeout: float
     ) -> pb.PushWeightsResponse:
         try:
             with self._attempt("PushWeights", "client_stream") as metadata:
                 response: pb.PushWeightsResponse = await send_stream(
-                    self._stub.PushWeights, messages, timeout=timeout, metadata=metadata
+                    self._push, messages, timeout=timeout, metadata=metadata
                 )
         except grpc.aio.AioRpcError as error:
             raise self._error(error, "PushWeights") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import grpc
@@ -17,18 +18,23 @@ from antiphon.clients.types import (
     PushResult,
     PushState,
     PushStatus,
+    StoredChunks,
     WeightsChunk,
 )
-from antiphon.clients.wire import push_request_to_proto, push_result_from_proto
+from antiphon.clients.waiting import progressed
+from antiphon.clients.wire import chunk_to_bytes, push_request_to_proto, push_result_from_proto
 from antiphon.v1 import generation_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 """Bytes in one message of a push: 1 MiB was the fastest size that every receiver takes."""
 
+READ_BYTES = 16 << 20
+"""Bytes of tensors that are read at a time, where one tensor is not more."""
+
 ReadTensor = Callable[[int], memoryview]
-PushOnce = Callable[
-    [AsyncGenerator[pb.PushWeightsRequest, None], float], Awaitable[pb.PushWeightsResponse]
-]
+PushOnce = Callable[[AsyncGenerator[bytes, None], float], Awaitable[pb.PushWeightsResponse]]
 GetStatus = Callable[[PushHeader, float], Awaitable[PushStatus]]
 
 STATUS_SECONDS = 30.0
@@ -45,6 +51,7 @@ async def push_weights(
     chunk_bytes: int,
     attempts: Attempts,
     address: str,
+    stored: StoredChunks | None = None,
 ) -> PushResult:
     """Push until the service answers that exactly these weights are applied.
 
@@ -53,11 +60,19 @@ async def push_weights(
     received: Sequence[int] = ()
     while True:
         try:
-            messages = push_messages(header, read_tensor, received, chunk_bytes)
+            if stored is not None:
+                messages = stored_messages(header, stored)
+            else:
+                messages = push_messages(header, read_tensor, received, chunk_bytes)
             response = await push_once(messages, timeout)
+            progressed()
             break
         except CallError as error:
-            await attempts.pause_after(error, transient=error.transient or _damaged(error))
+            if stored is not None and (_damaged(error) or error.reason == "PUSH_NOT_STORED"):
+                logger.warning("%s is sent what it does not find in the store: %s", address, error)
+                stored = None
+            else:
+                await attempts.pause_after(error, transient=error.transient or _damaged(error))
         arrived = _arrived(await get_status(header, min(timeout, STATUS_SECONDS)), header, address)
         if sum(arrived) > sum(received):
             attempts.progressed()
@@ -73,13 +88,19 @@ async def push_weights(
     return result
 
 
+async def stored_messages(header: PushHeader, stored: StoredChunks) -> AsyncGenerator[bytes, None]:
+    """Yield the serialised messages of a push whose chunks lie in a store."""
+    yield push_request_to_proto(header).SerializeToString()
+    yield push_request_to_proto(stored).SerializeToString()
+
+
 async def push_messages(
     header: PushHeader,
     read_tensor: ReadTensor,
     received: Sequence[int] = (),
     chunk_bytes: int = CHUNK_BYTES,
-) -> AsyncGenerator[pb.PushWeightsRequest, None]:
-    """Yield the header, then the chunks that the service does not have yet.
+) -> AsyncGenerator[bytes, None]:
+    """Yield the serialised messages: the header, then chunks that the service does not have yet.
 
     Args:
         header: What is pushed.
@@ -90,12 +111,12 @@ async def push_messages(
     Raises:
         FieldError: A tensor does not have the bytes that the header says.
     """
-    yield push_request_to_proto(header)
+    yield push_request_to_proto(header).SerializeToString()
     sizes = header.sizes
     arrived = [*received, *[0] * len(sizes)][: len(sizes)]
     wanted = [index for index, size in enumerate(sizes) if arrived[index] < size]
     # Small tensors are read together: a model has hundreds of them.
-    for group in split(wanted, [sizes[index] for index in wanted], most=0, most_bytes=chunk_bytes):
+    for group in split(wanted, [sizes[index] for index in wanted], most=0, most_bytes=READ_BYTES):
         tensors = await asyncio.to_thread(list, map(read_tensor, group))
         for index, tensor in zip(group, tensors, strict=True):
             spec, size, data = header.tensors[index], sizes[index], tensor.cast("B")
@@ -106,8 +127,8 @@ async def push_messages(
                     f"{size} for {spec.name} of shape {spec.shape} in {spec.dtype}",
                 )
             for offset in range(arrived[index], size, chunk_bytes):
-                part = bytes(data[offset : offset + chunk_bytes])
-                yield push_request_to_proto(WeightsChunk(index, offset, part, chunk_checksum(part)))
+                part = data[offset : offset + chunk_bytes]
+                yield chunk_to_bytes(WeightsChunk(index, offset, part, chunk_checksum(part)))
 
 
 def _damaged(error: CallError) -> bool:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.clients.errors import CallError
 from antiphon.clients.metrics import RETRIES
+from antiphon.clients.waiting import progressed, waiting_for
 
 T = TypeVar("T")
 
@@ -67,7 +68,12 @@ class Attempts:
         return len(self._errors) + 1
 
     def progressed(self) -> None:
-        """Forget the failures so far: the call got further than before."""
+        """Forget the failures so far: the call got further than before, and the work with it."""
+        self.forget_failures()
+        progressed()
+
+    def forget_failures(self) -> None:
+        """Forget the failures so far; whether the work has got on, the caller tells."""
         self._in_a_row = 0
         self._deadlines = 0
 
@@ -92,7 +98,12 @@ class Attempts:
         ):
             raise error.after(len(self._errors), earlier)
         RETRIES.labels(error.rpc, error.code.name).inc()
-        await self._sleep(self._policy.pause(self._in_a_row))
+        count = len(self._errors)
+        with waiting_for(
+            f"{error.rpc} at {error.address} to be tried again, which failed {count} "
+            f"time{'s' if count > 1 else ''}, last with {error.summary}"
+        ):
+            await self._sleep(self._policy.pause(self._in_a_row))
 
 
 async def call_with_retries(

@@ -24,6 +24,7 @@ from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy, call_with_retries
 from antiphon.clients.types import JointAction, RewardInfo, Score, Task
+from antiphon.clients.waiting import progressed
 from antiphon.clients.wire import (
     joint_action_to_proto,
     reward_info_from_proto,
@@ -146,6 +147,7 @@ class RewardClient(Client):
             return response
 
         response = await call_with_retries(attempt, self.retry)
+        progressed()
         scores = by_id(
             [action.id for action in batch],
             self._checked("Score", score_response_from_proto, response),

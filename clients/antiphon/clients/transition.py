@@ -19,6 +19,7 @@ from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import ContractError
 from antiphon.clients.retry import RetryPolicy, call_with_retries
 from antiphon.clients.types import NextPrompts, ScoredJointAction, Task, TransitionResult
+from antiphon.clients.waiting import progressed
 from antiphon.clients.wire import transition_request_to_proto, transition_response_from_proto
 from antiphon.v1 import transition_pb2 as pb
 from antiphon.v1.transition_pb2_grpc import TransitionServiceStub
@@ -110,6 +111,7 @@ class TransitionClient(Client):
             return response
 
         response = await call_with_retries(attempt, self.retry)
+        progressed()
         results = by_id(
             [entry.joint_action.id for entry in batch],
             self._checked("Transition", transition_response_from_proto, response),

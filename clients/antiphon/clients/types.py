@@ -282,8 +282,16 @@ class WeightsChunk:
 
     tensor_index: int
     offset: int
-    data: bytes
+    data: bytes | memoryview
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunks:
+    """Stands for all chunks of a push, which lie in a store; XXH3-64 of each, in order."""
+
+    chunk_bytes: int
+    checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,18 +335,24 @@ class PushStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do."""
+    """What an engine can do.
+
+    It takes `batch_rows` completions at once, 0 where it does not say, and deltas in the number
+    formats `delta_dtypes`, empty where it does not say.
+    """
 
     push_kinds: frozenset[PushKind]
     token_ids: bool
     logprobs: bool
     full_logprobs: bool
     seeds: bool
+    batch_rows: int = 0
+    delta_dtypes: frozenset[TensorDtype] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a generation service runs."""
+    """What a generation service runs; `max_prompt_tokens` 0 where the context alone is a limit."""
 
     model: str
     engine: str
@@ -352,6 +366,13 @@ class ModelInfo:
     instance_id: str
     boot_id: str
     capabilities: EngineCapabilities
+    max_prompt_tokens: int = 0
+    reads_store: bool = False
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return self.max_prompt_tokens or self.context_length
 
 
 class RunState(StrEnum):

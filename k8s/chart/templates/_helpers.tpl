@@ -72,7 +72,7 @@ securityContext:
   appProtocol: kubernetes.io/h2c
 {{- end }}
 
-{{/* Resources of learner and agents on a GPU. */}}
+{{/* Resources of a pod of learner or agents with so many GPUs. */}}
 {{- define "antiphon.gpu" -}}
 requests:
   cpu: "4"
@@ -81,7 +81,7 @@ requests:
 limits:
   memory: 96Gi
   ephemeral-storage: 40Gi
-  nvidia.com/gpu: 1
+  nvidia.com/gpu: {{ . }}
 {{- end }}
 
 {{- define "antiphon.tolerations" -}}

@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from antiphon.learner.config.run_file import RunConfig, load_run_config
+from antiphon.learner.distributed.environment import in_job
+from antiphon.learner.run.children import ChildError
 from antiphon.learner.run.nursery import warm_up
+from antiphon.learner.run.watchdog import NoProgressError
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.logs import configure_logging
 
@@ -74,6 +77,10 @@ def train(
     SUMMARY.md. Ctrl-C or SIGTERM ends the run in order, with a checkpoint, a second one at once.
     A run that ended early, or was killed, goes on with --resume; "latest" is the newest one.
 
+    Models that one process cannot hold are trained by several, on one node or many; [sharding] says
+    how they hold them:
+        torchrun --nproc-per-node 8 -m antiphon.learner run.toml
+
     Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
     """
     config = load_run_config(file, overrides=overrides or (), environ=os.environ)
@@ -81,6 +88,10 @@ def train(
     try:
         if dry_run:
             _show(config)
+        elif in_job():
+            from antiphon.learner.distributed.run import take_part
+
+            take_part(config, resume=resume)
         else:
             if not all(agent.addresses for agent in config.players):
                 warm_up()
@@ -89,6 +100,9 @@ def train(
             train_from_config(config, resume=resume)
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
+    except (ChildError, NoProgressError) as error:
+        typer.echo(f"antiphon: {error}", err=True)
+        raise typer.Exit(1) from error
     except (StartError, UserFunctionError) as error:
         if isinstance(error, UserFunctionError) and error.trace:
             typer.echo(error.trace, err=True)

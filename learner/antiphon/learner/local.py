@@ -8,14 +8,15 @@ run on its main thread. Everything listens on unix sockets in a private folder.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LONGEST_SOCKET_FOLDER = 60
 """Characters; a unix socket's whole path must stay below 108."""
+SOCKETS_PREFIX = "antiphon-"
 CHILD_GRACE = 10.0
 """Seconds that a child has to end before it is killed."""
 
@@ -54,7 +56,6 @@ class LocalServices:
         self._setup = setup
         self._folder = folder
         self._host = host
-        self._sockets = Path(tempfile.mkdtemp(prefix="antiphon-", dir=_socket_parent()))
         self.children: list[Child] = []
         self._nursery: Nursery | None = None
         self._last_call: int | None = None
@@ -71,7 +72,31 @@ class LocalServices:
                     self._nursery.close()
                 if self._last_call is not None:
                     os.close(self._last_call)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+                self._drop_sockets()
+
+    @cached_property
+    def _sockets(self) -> Path:
+        """A private folder for sockets, made when one is needed; that of a killed learner goes."""
+        noted = self._noted_sockets
+        if noted.exists():
+            _remove_sockets(Path(noted.read_text()))
+        folder = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir=_socket_parent()))
+        noted.parent.mkdir(parents=True, exist_ok=True)
+        noted.write_text(str(folder))
+        return folder
+
+    def _drop_sockets(self) -> None:
+        """Remove the folder for sockets; a later learner's is left alone."""
+        folder = self.__dict__.get("_sockets")
+        if folder is not None:
+            _remove_sockets(folder)
+            if self._noted_sockets.exists() and self._noted_sockets.read_text() == str(folder):
+                self._noted_sockets.unlink()
+
+    @property
+    def _noted_sockets(self) -> Path:
+        """The file that says where the folder for sockets is."""
+        return self._folder / "services" / "sockets"
 
     async def generation(self) -> list[tuple[Endpoint, ...]]:
         """Where each policy is served; services are started for those without endpoints.
@@ -198,6 +223,16 @@ class LocalServices:
             file = self._last_call = os.open(self._folder / "last_call.json", flags)
         os.pwrite(file, text, 0)
         os.ftruncate(file, len(text))
+
+
+def _remove_sockets(folder: Path) -> None:
+    """Remove a folder for sockets; nothing else goes."""
+    if folder.name.startswith(SOCKETS_PREFIX) and folder.is_dir():
+        for path in folder.iterdir():
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _compute_in(config: MAGRPOConfig) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from antiphon.learner.config.per_agent import check_per_agent, of_agent
 from antiphon.learner.control.signals import require_main_thread
 from antiphon.learner.data.formatters import Formatter, Prompts
 from antiphon.learner.data.tasks import Tasks
+from antiphon.learner.distributed.environment import in_job
 from antiphon.learner.evaluation.alone import evaluate
 from antiphon.learner.evaluation.setup import evaluation_setup
 from antiphon.learner.policy.adapters import with_adapter
@@ -267,6 +268,13 @@ class MAGRPOTrainer:
             Exception: The root error of a run that failed.
         """
         require_main_thread()
+        if in_job():
+            raise FieldError(
+                "WORLD_SIZE",
+                "a script that torchrun started in several processes",
+                "one process; several train what a file says: "
+                "torchrun ... -m antiphon.learner run.toml",
+            )
         checkpoints = checkpoint_settings(
             self.args,
             directory=checkpoint_dir,

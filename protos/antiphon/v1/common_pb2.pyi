@@ -20,6 +20,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_FEATURE_UNAVAILABLE: _ClassVar[ErrorReason]
     ERROR_REASON_USER_FUNCTION_FAILED: _ClassVar[ErrorReason]
     ERROR_REASON_PUSH_REPLACED: _ClassVar[ErrorReason]
+    ERROR_REASON_PUSH_NOT_STORED: _ClassVar[ErrorReason]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -37,6 +38,7 @@ ERROR_REASON_PUSH_CHECKSUM_MISMATCH: ErrorReason
 ERROR_REASON_FEATURE_UNAVAILABLE: ErrorReason
 ERROR_REASON_USER_FUNCTION_FAILED: ErrorReason
 ERROR_REASON_PUSH_REPLACED: ErrorReason
+ERROR_REASON_PUSH_NOT_STORED: ErrorReason
 PHASE_UNSPECIFIED: Phase
 PHASE_TRAIN: Phase
 PHASE_EVAL: Phase

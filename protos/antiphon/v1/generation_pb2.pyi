@@ -180,13 +180,23 @@ class WeightsChunk(_message.Message):
     checksum: int
     def __init__(self, tensor_index: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
+class StoredChunks(_message.Message):
+    __slots__ = ("chunk_bytes", "checksums")
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    chunk_bytes: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chunk_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class PushWeightsRequest(_message.Message):
-    __slots__ = ("header", "chunk")
+    __slots__ = ("header", "chunk", "stored")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     header: PushHeader
     chunk: WeightsChunk
-    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[WeightsChunk, _Mapping]] = ...) -> None: ...
+    stored: StoredChunks
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[WeightsChunk, _Mapping]] = ..., stored: _Optional[_Union[StoredChunks, _Mapping]] = ...) -> None: ...
 
 class PushWeightsResponse(_message.Message):
     __slots__ = ("weights_version", "digest", "instance_id", "boot_id", "pause_seconds")
@@ -243,21 +253,25 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineCapabilities(_message.Message):
-    __slots__ = ("push_kinds", "token_ids", "logprobs", "full_logprobs", "seeds")
+    __slots__ = ("push_kinds", "token_ids", "logprobs", "full_logprobs", "seeds", "batch_rows", "delta_dtypes")
     PUSH_KINDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FULL_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DELTA_DTYPES_FIELD_NUMBER: _ClassVar[int]
     push_kinds: _containers.RepeatedScalarFieldContainer[PushKind]
     token_ids: bool
     logprobs: bool
     full_logprobs: bool
     seeds: bool
-    def __init__(self, push_kinds: _Optional[_Iterable[_Union[PushKind, str]]] = ..., token_ids: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., full_logprobs: _Optional[bool] = ..., seeds: _Optional[bool] = ...) -> None: ...
+    batch_rows: int
+    delta_dtypes: _containers.RepeatedScalarFieldContainer[TensorDtype]
+    def __init__(self, push_kinds: _Optional[_Iterable[_Union[PushKind, str]]] = ..., token_ids: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., full_logprobs: _Optional[bool] = ..., seeds: _Optional[bool] = ..., batch_rows: _Optional[int] = ..., delta_dtypes: _Optional[_Iterable[_Union[TensorDtype, str]]] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "engine", "vocabulary_size", "tokenizer_fingerprint", "context_length", "end_token_ids", "loaded", "bound_run_id", "bound_incarnation", "instance_id", "boot_id", "capabilities")
+    __slots__ = ("model", "engine", "vocabulary_size", "tokenizer_fingerprint", "context_length", "end_token_ids", "loaded", "bound_run_id", "bound_incarnation", "instance_id", "boot_id", "capabilities", "max_prompt_tokens", "reads_store")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +284,8 @@ class GetModelInfoResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READS_STORE_FIELD_NUMBER: _ClassVar[int]
     model: str
     engine: str
     vocabulary_size: int
@@ -282,4 +298,6 @@ class GetModelInfoResponse(_message.Message):
     instance_id: str
     boot_id: str
     capabilities: EngineCapabilities
-    def __init__(self, model: _Optional[str] = ..., engine: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Union[LoadedWeights, _Mapping]] = ..., bound_run_id: _Optional[str] = ..., bound_incarnation: _Optional[int] = ..., instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., capabilities: _Optional[_Union[EngineCapabilities, _Mapping]] = ...) -> None: ...
+    max_prompt_tokens: int
+    reads_store: bool
+    def __init__(self, model: _Optional[str] = ..., engine: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Union[LoadedWeights, _Mapping]] = ..., bound_run_id: _Optional[str] = ..., bound_incarnation: _Optional[int] = ..., instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., capabilities: _Optional[_Union[EngineCapabilities, _Mapping]] = ..., max_prompt_tokens: _Optional[int] = ..., reads_store: _Optional[bool] = ...) -> None: ...

@@ -22,7 +22,8 @@ from antiphon.clients.types import PushKind, SamplingParameters, TensorDtype
 from antiphon.learner.rollout.agents import Agent
 from antiphon.learner.weights.connect import model_infos
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, RunIdentity
+from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity
+from antiphon.learner.weights.wire_weights import OwnWeights
 from antiphon.services.common.models import load_model
 from antiphon.services.common.tensors import tensor_specs, wire_tensors
 
@@ -56,12 +57,13 @@ async def trained(
 ) -> AsyncIterator[Trained]:
     """A learner that has met its services."""
     identity = RunIdentity("run", incarnation)
-    replicas = [Replica(a, GenerationClient(a, retry=QUICK)) for a in addresses]
+    replicas = Replicas(Replica(a, GenerationClient(a, retry=QUICK)) for a in addresses)
     model = load_model(folder, dtype=torch.float32)
     for tensor in wire_tensors(model).values():
         tensor.copy_(tensor.to(torch.bfloat16).float())
     await model_infos(replicas, start_timeout=20, timeout=20)
-    publisher = AgentPublisher(identity, 0, lambda: wire_tensors(model), BF16, replicas, timeout=20)
+    weights = OwnWeights(lambda: wire_tensors(model), BF16)
+    publisher = AgentPublisher(identity, 0, weights, replicas, timeout=20)
     sampling = SamplingParameters(1.0, None, None, 8)
     agent = Agent(
         identity, 0, replicas, publisher, sampling=sampling, context_length=256, timeout=20

@@ -24,7 +24,7 @@ from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 from antiphon.learner.policy.policy import Policy, PolicySettings
 from antiphon.learner.record.run_folder import RunFolder
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, RunIdentity
+from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity
 from antiphon.services.common.models import load_model
 
 LORA = {"r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"]}
@@ -166,9 +166,8 @@ async def test_a_service_follows_the_adapter_step_by_step(
         publisher = AgentPublisher(
             RunIdentity("run", 1),
             0,
-            policy.wire_tensors,
-            wire,
-            [Replica(r.server.address, r.client)],
+            policy.wire_weights(),
+            Replicas([Replica(r.server.address, r.client)]),
             timeout=TIMEOUT,
         )
         for step in range(4):

@@ -17,9 +17,10 @@ from tests.integration.learner.generation_servers import (
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy
 from antiphon.learner.weights.connect import check_fit, largest_incarnation, model_infos, needs_of
+from antiphon.learner.weights.lease import LeaseWait
 from antiphon.learner.weights.replicas import RunSupersededError, ServiceTakenError
 from antiphon.services.common.models import load_model, load_tokenizer
-from antiphon.services.generation.transformers_engine import OnSwap
+from antiphon.services.generation.choices import OnSwap
 
 
 async def test_every_replica_applies_the_same_version_and_samples_from_it(
@@ -115,6 +116,47 @@ async def test_a_service_that_another_run_holds_is_refused_with_that_runs_name(
         await first.publisher.publish()
         with pytest.raises(ServiceTakenError, match=r"belongs to run first"):
             await second.publisher.publish()
+
+
+async def test_a_run_that_follows_a_dead_one_waits_until_its_lease_has_ended(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """A Job that was started again under a new run id; who was taken over does not take back."""
+    said: list[str] = []
+    wait = LeaseWait(longest=30, note=said.append)
+    async with (
+        services(tiny_model_folder, tmp_path, 1, run_lease_seconds=0.5) as (service,),
+        learner(tiny_model_folder, [service.address], run_id="dead") as dead,
+        learner(tiny_model_folder, [service.address], run_id="new", lease=wait) as new,
+    ):
+        await dead.publisher.publish()
+        assert (await new.publisher.publish()).version == 1
+        assert len(await sampled(new.agent, prompts(1))) == 2
+        (line,) = said
+        assert f"at {service.address}, which run dead has for another" in line
+        with pytest.raises(ServiceTakenError, match=r"belongs to run new"):
+            await dead.publisher.publish()
+
+
+async def test_a_run_does_not_wait_for_one_that_lives(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+
+    async def first_calls(_: float) -> None:
+        await sampled(first.agent, prompts(1))
+
+    clock = iter([0.0, 100.0])
+    wait = LeaseWait(longest=600, note=said.append, sleep=first_calls, now=clock.__next__)
+    async with (
+        services(tiny_model_folder, tmp_path, 1) as (service,),
+        learner(tiny_model_folder, [service.address], run_id="first") as first,
+        learner(tiny_model_folder, [service.address], run_id="second", lease=wait) as second,
+    ):
+        await first.publisher.publish()
+        with pytest.raises(ServiceTakenError, match=r"belongs to run first"):
+            await second.publisher.publish()
+        assert len(said) == 1
 
 
 async def test_a_service_that_never_answers_ends_in_the_root_error(

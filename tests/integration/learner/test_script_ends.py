@@ -26,10 +26,19 @@ from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 
 tokenizer = tiny_tokenizer(Path("tokenizer"))
 
-def reward(a, b):
+def hold_on():
     Path("reward_called").touch()
     while Path("hold").exists():
-        {wait}
+        time.sleep(0.01)
+
+def reward(a, b):
+    while {swallows}:
+        try:
+            hold_on()
+            break
+        except BaseException:
+            Path("caught").touch()
+    hold_on()
     return [float(len(b[0]) - len(a[0]))]
 
 trainer = MAGRPOTrainer(
@@ -53,13 +62,11 @@ finally:
 """
 
 
-def start(
-    processes: Processes, directory: Path, *, hold: bool, wait: str = "time.sleep(0.01)"
-) -> Started:
-    """The script, once its reward has been called."""
+def start(processes: Processes, directory: Path, *, hold: bool, swallows: bool = False) -> Started:
+    """The script, once its reward has been called, which may swallow every exception."""
     if hold:
         (directory / "hold").touch()
-    (directory / "script.py").write_text(SCRIPT.format(wait=wait))
+    (directory / "script.py").write_text(SCRIPT.format(swallows=swallows))
     script = processes.start(
         "script",
         [sys.executable, "script.py"],
@@ -101,10 +108,7 @@ def test_the_first_signal_ends_the_run_in_order_and_its_children_with_it(
 
 def test_a_second_ctrl_c_ends_the_process_at_once(processes: Processes, tmp_path: Path) -> None:
     """S13: even when user code swallows every exception."""
-    wait = "\n        ".join(
-        ["try:", "    time.sleep(0.01)", "except BaseException:", "    Path('caught').touch()"]
-    )
-    script = start(processes, tmp_path, hold=True, wait=wait)
+    script = start(processes, tmp_path, hold=True, swallows=True)
     script.popen.send_signal(signal.SIGINT)
     wait_until((tmp_path / "caught").exists, timeout=30, what="the first signal has come through")
     script.popen.send_signal(signal.SIGINT)

@@ -1,24 +1,28 @@
-"""Runs whose agents are served by text-generation-inference, which takes text and samples ids."""
+"""Runs whose agents are served by programs that take text, text-generation-inference above all."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.integration.services.generation.engines.served import on_running_tgi, on_tgi
+from tests.integration.services.generation.engines.served import Served, on_running_tgi, on_tgi
+from tests.integration.services.generation.engines.test_documented_capabilities import on_openai
 from tests.support import run_folders
 from tests.support.tgi.server import Control
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphon.clients.types import FieldError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.learner.config.run_file import load_run_config
+from antiphon.learner.run.dry_run import inspect_run
+from antiphon.services.common.models import encode_prompt, load_tokenizer
 
 CONFIG = MAGRPOConfig(
     num_agents=2,
@@ -38,9 +42,37 @@ CONFIG = MAGRPOConfig(
 )
 
 
+DRY_RUN = """
+[magrpo]
+num_turns = 1
+max_new_tokens = 6
+top_k = 20
+{magrpo}
+
+[[agents]]
+model = "{model}"
+addresses = ["{address}"]
+
+[[agents]]
+model = "{model}"
+
+[reward]
+function = "examples.length_ratio:length_ratio_reward"
+
+[dataset]
+prompts = ["the dragon sings"]
+"""
+
+
 @contextmanager
-def served(folder: Path, control: Control) -> Iterator[list[str]]:
-    """Addresses of two services: one whose server takes pushes, one of somebody else's server."""
+def served(
+    folder: Path,
+    control: Control,
+    opens: Sequence[Callable[..., AbstractAsyncContextManager[Served]]] = (on_tgi, on_running_tgi),
+    **limits: int,
+) -> Iterator[list[str]]:
+    """Addresses of services, by default one whose server takes pushes and one of somebody else's
+    server."""
     addresses: Future[list[str]] = Future()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -48,8 +80,7 @@ def served(folder: Path, control: Control) -> Iterator[list[str]]:
     async def serve() -> None:
         async with AsyncExitStack() as stack:
             opened = [
-                await stack.enter_async_context(open_(folder, control))
-                for open_ in (on_tgi, on_running_tgi)
+                await stack.enter_async_context(open_(folder, control, **limits)) for open_ in opens
             ]
             addresses.set_result([one.client.address for one in opened])
             await stop.wait()
@@ -84,20 +115,25 @@ def trainer_of(
 
 
 def test_text_is_sent_and_what_is_trained_are_the_ids_that_the_engine_reports(
-    tiny_folders: Callable[..., Path], tmp_path: Path
+    tiny_folders: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """L7, L13: the engine's log-probabilities are the learner's, within kept sets too; the trained
-    agent is pushed, the frozen one is not."""
+    """L7, L13: the engine's log-probabilities are the learner's, within kept sets too, and by how
+    much they differ is told, and warned of above the bound; the trained agent is pushed, the frozen
+    one is not."""
     folder = tiny_folders(seed=1, kind="bytes", add_bos=True, head_size=32)
     control = Control(tmp_path / "control")
     with served(folder, control) as addresses:
-        trainer = trainer_of(folder, addresses, tmp_path / "run")
+        trainer = trainer_of(folder, addresses, tmp_path / "run", engine_gap_bound=1e-9)
         before = [p.detach().clone() for p in trainer.agents[0].parameters()]
         trainer.train()
     sent = control.notes("request")
     assert {note["inputs"] for note in sent} == {"the dragon sings", "the dragon sings again"}
     (row,) = run_folders.metrics(run_folders.find(tmp_path / "run"))
     assert row["agent_0/logprob_gap_max"] < 1e-3
+    assert 1e-9 < row["agent_0/engine_gap_mean"] <= row["agent_0/engine_gap_max"] < 1e-3
+    assert row["agent_0/engine_ratio_max"] == pytest.approx(1.0, abs=1e-3)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("engine_gap_bound is 1e-09") == 1
     assert row["agent_0/forced_tokens"] == 0
     assert "agent_1/logprob_gap_max" not in row
     after = trainer.agents[0].parameters()
@@ -124,3 +160,53 @@ def test_conversations_and_trained_agents_ask_for_more_than_such_an_engine_has(
         ):
             with pytest.raises(FieldError, match=missing):
                 trainer_of(folder, addresses, tmp_path / "run", **changes).train()
+
+
+@pytest.mark.parametrize(
+    ("limit", "new", "said"),
+    [
+        ("max_input_tokens", 0, "where its services take prompts of at most"),
+        ("max_total_tokens", CONFIG.max_new_tokens, "and max_new_tokens 6 exceed the"),
+    ],
+)
+def test_a_server_whose_limits_do_not_fit_the_run_is_refused_at_its_start(
+    tiny_folders: Callable[..., Path],
+    tmp_path: Path,
+    limit: str,
+    new: int,
+    said: str,
+) -> None:
+    """L12: by the first prompt that does not fit, before anything is pushed or sampled."""
+    folder = tiny_folders(seed=1, kind="bytes", add_bos=True, head_size=32)
+    control = Control(tmp_path / "control")
+    tokens = len(encode_prompt(load_tokenizer(folder), "the dragon sings"))
+    most = tokens + new - 1
+    with served(folder, control, **{limit: most}) as addresses:
+        trainer = trainer_of(folder, addresses, tmp_path / "run")
+        with pytest.raises(FieldError, match=rf"\[0\].*agent 0.*of {tokens} tokens.*{said} {most}"):
+            trainer.train()
+    assert control.notes("request") == []
+    assert len(control.notes("load")) == 1
+
+
+def test_the_check_of_a_run_says_that_a_chat_api_cannot_be_trained(
+    tiny_folders: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It tells no ids and no log-probabilities; it may serve an agent that is not trained."""
+    folder = tiny_folders(seed=1, kind="bytes", add_bos=True, head_size=32)
+    with served(folder, Control(tmp_path / "control"), [on_openai]) as (address,):
+        for magrpo, missing in (
+            ("", "full pushes of weights"),
+            ("trainable = [false, true]", None),
+        ):
+            file = tmp_path / "run.toml"
+            file.write_text(DRY_RUN.format(magrpo=magrpo, model=folder, address=address))
+            found = inspect_run(load_run_config(file))
+            wrong = [finding for finding in found.findings if not finding.ok]
+            if missing is None:
+                assert wrong == []
+            else:
+                assert [finding.what for finding in wrong] == [f"agents[0] at {address}"]
+                assert "'openai' without" in wrong[0].detail
+                assert missing in wrong[0].detail
+                assert "log-probabilities" in wrong[0].detail

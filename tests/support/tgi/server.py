@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         tgi = self.server.tgi
         if self.path == "/health":
-            ill = tgi.control.left("unhealthy")
+            ill = tgi.control.take("unhealthy")
             self._answer(503 if ill else 200, _ILL if ill else None)
         elif self.path == "/info":
             self._answer(200, tgi.info())

@@ -106,7 +106,7 @@ class Pod:
 
     @property
     def component(self) -> str:
-        """learner, agent, reward or transition."""
+        """learner, member (of a sharded learner), agent, reward or transition."""
         return self.labels["app.kubernetes.io/component"]
 
     def environ(self) -> dict[str, str]:
@@ -114,7 +114,16 @@ class Pod:
         return {entry["name"]: self._value(entry) for entry in self.container.get("env", ())}
 
     def arguments(self) -> list[str]:
-        """Its arguments, with $(NAME) replaced as the kubelet does."""
+        """The arguments of `antiphon`; those of torchrun, where it starts it, are left out."""
+        given = self.container_arguments()
+        if self.container.get("command") != ["torchrun"]:
+            return given
+        start = given.index("-m")
+        assert given[start + 1] == "antiphon.learner"
+        return ["train", *given[start + 2 :]]
+
+    def container_arguments(self) -> list[str]:
+        """All of its arguments, with $(NAME) replaced as the kubelet does."""
         environ = self.environ()
         return [
             re.sub(r"\$\((\w+)\)", lambda match: environ[match.group(1)], text)

@@ -12,6 +12,7 @@ import yaml
 from helm_python import Chart, HelmRenderError, HelmValuesError, lint
 from tests.system.kubernetes.rendered import (
     K8S,
+    ROOT,
     Manifest,
     generated,
     kustomize,
@@ -21,6 +22,7 @@ from tests.system.kubernetes.rendered import (
 
 pytestmark = pytest.mark.system
 
+SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 QWEN = "Qwen/Qwen2.5-{}-Instruct"
 VALUES: dict[str, dict[str, Any]] = {
     "cpu": {},
@@ -32,6 +34,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "several-nodes": {
         "gpu": True,
+        "learner": {"pods": 2},
         "networkPolicies": True,
         "tls": True,
         "monitoring": True,
@@ -43,6 +46,7 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 """Values that make what an overlay makes."""
 
+OF_JOB_SET = {"tls": True, "modelCache": {"enabled": True}, "jobSet": True}
 OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart", "helm.sh/resource-policy")
 
 
@@ -109,14 +113,46 @@ def test_it_makes_what_the_overlay_makes(name: str) -> None:
             {"remoteReward": "reward.example.org:443", "reward": {"function": ""}},
         ),
         ((), ("autoscaling",), {"autoscaling": {"enabled": True}}),
+        (
+            ("checkpoints-object-storage",),
+            (),
+            {"checkpoints": {"bucket": "bucket:antiphon/runs"}},
+        ),
+        (("sharded-learner",), (), {"learner": {"pods": 2}}),
+        (("jobset",), (), {"jobSet": True}),
+        (("tls", "model-cache", "jobset"), (), OF_JOB_SET),
+        ((), ("tgi",), {"agents": [{"model": SMOL, "engine": "tgi"}] * 2}),
+        ((), ("vllm",), {"agents": [{"model": SMOL, "engine": "vllm"}] * 2}),
     ],
-    ids=["remote-reward", "autoscaling"],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
 def test_it_makes_what_a_component_makes(
     tmp_path: Path, mine: tuple[str, ...], of_agents: tuple[str, ...], values: dict[str, Any]
 ) -> None:
     objects = kustomize(with_components(tmp_path, *mine, of_agents=of_agents))
     assert _comparable(_chart(values, objects)) == _comparable(objects)
+
+
+def test_it_makes_the_learner_of_more_pods_that_the_page_says(tmp_path: Path) -> None:
+    """docs/deploy.md, "Components": four pods; on GPUs, one for each process."""
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    patches = [
+        text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "--nnodes=4" in text
+    ]
+    made = with_components(tmp_path, "sharded-learner")
+    file = made / "kustomization.yaml"
+    kustomization = yaml.safe_load(file.read_text()) | yaml.safe_load(patches[0])
+    file.write_text(yaml.safe_dump(kustomization))
+    objects = kustomize(made)
+    ours = _comparable(_chart({"learner": {"pods": 4}}, objects))
+    assert ours == _comparable(objects)
+    many = _comparable(_chart({"gpu": True, "learner": {"pods": 4, "processes": 8}}, objects))
+    lead, member = many["JobSet", "learner"]["spec"]["replicatedJobs"]
+    assert (lead["replicas"], member["replicas"]) == (1, 3)
+    for job in (lead, member):
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert "--nproc-per-node=8" in container["args"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
 def test_it_makes_any_number_of_agents() -> None:
@@ -145,6 +181,16 @@ def test_what_is_missing_or_misspelt_is_named() -> None:
     chart = Chart.load(K8S / "chart")
     with pytest.raises(HelmRenderError, match=r"the text of run\.toml"):
         chart.render({}, name="run", namespace="antiphon")
+    unlike = {"jobSet": True, "agents": [{"model": "a"}, {"model": "b"}], "run": "x"}
+    unlike["task"] = {"a.py": "b"}
+    with pytest.raises(HelmRenderError, match="the same model"):
+        chart.render(unlike, name="run", namespace="antiphon")
+    several = {"learner": {"pods": 2}, "run": "x", "task": {"a.py": "b"}}
+    for wrong in ({"checkpoints": {"enabled": False}}, {"checkpoints": {"bucket": "bucket:a"}}):
+        with pytest.raises(HelmRenderError, match=r"learner\.pods: all of its pods write"):
+            chart.render(several | wrong, name="run", namespace="antiphon")
+    with pytest.raises(HelmRenderError, match="its learner is one pod"):
+        chart.render(several | {"jobSet": True}, name="run", namespace="antiphon")
     with pytest.raises(HelmValuesError, match="agent"):
         chart.validate_schema({"agent": []})
     with pytest.raises(HelmValuesError, match="model"):

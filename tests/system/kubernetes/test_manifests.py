@@ -15,6 +15,7 @@ from tests.system.kubernetes.rendered import (
     OF_AGENTS,
     OVERLAYS,
     Manifest,
+    Pod,
     generated,
     kustomize,
     of_kind,
@@ -93,9 +94,48 @@ def test_everything_is_in_the_namespace_and_labelled(objects: Sequence[Manifest]
 
 
 def test_a_drain_is_never_blocked(objects: Sequence[Manifest]) -> None:
-    for budget in of_kind(objects, "PodDisruptionBudget"):
-        assert budget["spec"]["maxUnavailable"] >= 1
-        assert "minAvailable" not in budget["spec"]
+    """Each workload with replicas has a budget, which lets a single one go."""
+    budgets = [budget["spec"] for budget in of_kind(objects, "PodDisruptionBudget")]
+    for budget in budgets:
+        assert budget["maxUnavailable"] >= 1
+        assert "minAvailable" not in budget
+    for pod in pods(objects):
+        if pod.workload["kind"] in ("Deployment", "StatefulSet"):
+            of_pod = [b for b in budgets if _selects(b["selector"], pod)]
+            assert len(of_pod) == 1, pod.name
+
+
+def test_replicas_are_spread_over_nodes(objects: Sequence[Manifest]) -> None:
+    for pod in pods(objects):
+        if pod.workload["kind"] in ("Deployment", "StatefulSet"):
+            (constraint,) = pod.spec["topologySpreadConstraints"]
+            assert constraint["topologyKey"] == "kubernetes.io/hostname"
+            assert _selects(constraint["labelSelector"], pod), pod.name
+
+
+def test_who_waits_for_weights_or_watchers_has_an_address_before_it_is_ready(
+    objects: Sequence[Manifest],
+) -> None:
+    """An agent is ready once weights were pushed to it; models may take half an hour to load."""
+    early = {
+        service["metadata"]["name"]
+        for service in of_kind(objects, "Service")
+        if service["spec"].get("publishNotReadyAddresses")
+    }
+    for pod in pods(objects):
+        if pod.component == "agent" and pod.workload["kind"] == "StatefulSet":
+            assert pod.workload["spec"]["serviceName"] in early
+        if pod.component in ("agent", "learner"):
+            startup = pod.container["startupProbe"]
+            assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+    assert "learner" in early
+    for job_set in of_kind(objects, "JobSet"):
+        assert job_set["spec"]["network"]["publishNotReadyAddresses"] is True
+
+
+def _selects(selector: Manifest, pod: Pod) -> bool:
+    labels: Manifest = selector["matchLabels"]
+    return labels.items() <= dict(pod.labels).items()
 
 
 def test_no_pod_has_a_token_or_rights(objects: Sequence[Manifest]) -> None:
@@ -136,7 +176,7 @@ def test_pods_are_scraped_at_their_metrics_port() -> None:
     (monitor,) = of_kind(objects, "PodMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"]
     for pod in pods(objects):
-        if pod.component == "model-cache":
+        if pod.component in ("model-cache", "member"):
             continue
         assert wanted.items() <= dict(pod.labels).items()
         assert monitor["spec"]["jobLabel"] in pod.labels

@@ -22,6 +22,7 @@ from tests.system.kubernetes.rendered import (
     pods,
     with_components,
 )
+from torch.distributed.run import get_args_parser
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.learner.config.run_file import RunConfig, load_run_config
@@ -36,6 +37,7 @@ MADE = {
     "remote reward": ("network-policies", "remote-reward"),
     "TLS and a remote reward": ("tls", "remote-reward"),
     "TLS and a job set": ("tls", "jobset"),
+    "a sharded learner": ("sharded-learner",),
     "object storage": ("checkpoints-object-storage",),
     "text-generation-inference": ("tgi",),
     "vLLM": ("vllm",),
@@ -202,6 +204,29 @@ def test_certificates_name_every_address(objects: tuple[Manifest, ...], tmp_path
             assert "server auth" in certificates[secret]["usages"]
             assert "client auth" not in certificates[secret]["usages"]
     assert "client auth" in certificates["learner-tls"]["usages"]
+
+
+def test_torchrun_brings_the_learners_pods_together(objects: tuple[Manifest, ...]) -> None:
+    """All of them start the same program; rank 0 is where the rendezvous and the service are."""
+    ranks = [pod for pod in pods(objects) if pod.container.get("command") == ["torchrun"]]
+    if not ranks:
+        return
+    options = [get_args_parser().parse_args(pod.container_arguments()) for pod in ranks]
+    names, programs = names_of_pods(objects), {tuple(pod.arguments()) for pod in ranks}
+    assert len(programs) == 1
+    assert sum(pod.component == "learner" for pod in ranks) == 1
+    for pod, told in zip(ranks, options, strict=True):
+        leads = pod.component == "learner"
+        assert names[told.local_addr] == [pod]
+        endpoint, _, port = told.rdzv_endpoint.partition(":")
+        assert [one.component for one in names[endpoint]] == ["learner"]
+        assert (told.rdzv_backend, port, int(told.nnodes)) == ("c10d", "29500", len(ranks))
+        assert told.rdzv_conf.startswith(f"is_host={str(leads).lower()}")
+        assert told.shutdown_timeout < pod.spec["terminationGracePeriodSeconds"]
+        gpus = pod.container["resources"]["limits"].get("nvidia.com/gpu", 1)
+        assert int(told.nproc_per_node) == gpus
+        # Ranks go by address.
+        assert leads == (told.local_addr == min(one.local_addr for one in options))
 
 
 def test_functions_are_in_the_task(objects: tuple[Manifest, ...], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.system.kubernetes.rendered import Manifest, of_kind, overlay, pods
 pytestmark = pytest.mark.system
 
 GRPC, HEALTH, METRICS = 50051, 50052, 9464
+RENDEZVOUS = 29500
 PORTS = {"grpc": GRPC, "health": HEALTH, "metrics": METRICS}
 
 
@@ -33,6 +34,7 @@ GIVEN = {
 }
 SERVICES = ("agent", "reward", "transition")
 OURS = ("learner", *SERVICES)
+RANKS = ("learner", "member")
 
 OPEN = [
     *(("learner", name, GRPC) for name in SERVICES),
@@ -40,8 +42,13 @@ OPEN = [
     *(("prometheus", name, METRICS) for name in OURS),
     *((name, "dns", 53) for name in (*OURS, "model-cache")),
     ("model-cache", "internet", 443),
+    ("member", "dns", 53),
+    *((one, other, RENDEZVOUS) for one in RANKS for other in RANKS),
 ]
 CLOSED = [
+    *((name, "member", RENDEZVOUS) for name in (*SERVICES, "watcher", "elsewhere", "stranger")),
+    *(("member", name, GRPC) for name in SERVICES),
+    ("member", "internet", 443),
     *(("elsewhere", name, GRPC) for name in OURS),
     *(("stranger", name, GRPC) for name in OURS),
     *((name, "agent", GRPC) for name in (*SERVICES, "watcher")),
@@ -101,9 +108,14 @@ def _lets(pod: Place, direction: str, peer: Place, port: int) -> bool:
     rules = [rule for spec in chosen for rule in spec.get(direction.lower(), ())]
     return any(
         any(_is(entry, peer, pod.namespace) for entry in rule[side])
-        and any(PORTS.get(entry["port"], entry["port"]) == port for entry in rule["ports"])
+        and any(_has(entry, port) for entry in rule["ports"])
         for rule in rules
     )
+
+
+def _has(entry: Manifest, port: int) -> bool:
+    first = PORTS.get(entry["port"], entry["port"])
+    return bool(first <= port <= entry.get("endPort", first))
 
 
 def _is(entry: Manifest, peer: Place, namespace: str) -> bool:

@@ -85,3 +85,28 @@ def test_a_deadline_of_the_users_function_is_final() -> None:
 def test_a_message_over_the_size_limit_is_not_sent_again(message: str) -> None:
     """S1: it would be as large the next time."""
     assert not read(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, message)).transient
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Stream removed (Wrap failed (TSI_INTERNAL_ERROR))",
+        "Received RST_STREAM with error code 2",
+    ],
+)
+def test_a_connection_that_breaks_is_a_passing_matter_whatever_code_it_gets(
+    code: grpc.StatusCode, message: str
+) -> None:
+    """S8: gRPC's own words for bytes that TLS found damaged as a call was writing."""
+    assert read(rpc_error(code, message)).transient
+    info = error_details_pb2.ErrorInfo(reason="USER_FUNCTION_FAILED", domain="antiphon.v1")
+    assert not read(rpc_error(code, message, packed(info, code=13))).transient
+    assert not read(rpc_error(code, f"reward: {message}")).transient
+
+
+def test_a_call_that_a_server_never_looked_at_may_be_made_again() -> None:
+    """S8: gRPC cancels what has waited for 30 s, as where code of a user holds the interpreter."""
+    code = grpc.StatusCode.CANCELLED
+    assert read(rpc_error(code, "CANCELLED")).transient
+    assert not read(rpc_error(code, "the judge gave up")).transient

@@ -39,6 +39,8 @@ from antiphon.clients.types import (
     RunEvent,
     RunState,
     SamplingParameters,
+    StoredChunks,
+    TensorDtype,
     TokenIds,
     TransitionResult,
     WeightsChunk,
@@ -72,7 +74,16 @@ MODEL = ModelInfo(
     2,
     "i",
     "b",
-    EngineCapabilities(frozenset({PushKind.FULL, PushKind.DELTA}), True, True, False, True),
+    EngineCapabilities(
+        frozenset({PushKind.FULL, PushKind.DELTA}),
+        True,
+        True,
+        False,
+        True,
+        64,
+        frozenset({TensorDtype.BFLOAT16}),
+    ),
+    1024,
 )
 
 
@@ -101,6 +112,11 @@ MODEL = ModelInfo(
             wire.completion_from_proto,
         ),
         (HEADER, wire.push_request_to_proto, wire.push_request_from_proto),
+        (
+            StoredChunks(1 << 22, (0, 2**64 - 1)),
+            wire.push_request_to_proto,
+            wire.push_request_from_proto,
+        ),
         (
             WeightsChunk(3, 2**33, b"\x00\xff", 2**64 - 1),
             wire.push_request_to_proto,

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from antiphon.clients.cli import app
 from antiphon.learner.config.run_file import RunConfig
 from antiphon.learner.run import toml_run
+from antiphon.learner.run.children import ChildError
+from antiphon.learner.run.watchdog import NoProgressError
 from antiphon.services.common.errors import UserFunctionError
 
 TASKS = """
@@ -115,6 +117,25 @@ def test_the_run_gets_the_resolved_settings(
     assert config.magrpo.num_generations == 3
     assert config.magrpo.seed == 7
     assert config.num_agents == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoProgressError("the run made no progress for 9 s (progress_timeout)"),
+        ChildError("the generation service of agent 1 ended with code -9"),
+    ],
+)
+def test_what_ends_a_run_is_the_last_line_of_the_screen(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(config: RunConfig, *, resume: str | None) -> None:
+        raise error
+
+    monkeypatch.setattr(toml_run, "train_from_config", fail)
+    result = CliRunner().invoke(app, ["train", str(run_file)])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"antiphon: {error}"
 
 
 def test_what_is_to_be_resumed_is_passed_on(

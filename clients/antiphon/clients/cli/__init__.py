@@ -9,6 +9,14 @@ without torch never imports it.
 from __future__ import annotations
 
 import os
+import signal
+
+if os.getpid() == 1:
+    # The kernel keeps signals without a handler from the first process of a container, which would
+    # then be killed at the end of its grace period. Until a server takes SIGTERM there is nothing
+    # to end in order, and what is imported below takes its time.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
 from importlib.metadata import version
 from typing import Annotated
 
@@ -73,7 +81,7 @@ def antiphon(
       antiphon serve reward my_rewards:length_ratio --port 50061
       antiphon check reward localhost:50061
       antiphon train run.toml        # with these addresses in run.toml
-      antiphon watch localhost:50071
+      antiphon watch localhost:50070
 
     Every command has --help of its own.
     """

@@ -7,42 +7,28 @@ from typing import Annotated
 
 import typer
 
-from antiphon.clients.cli import options
+from antiphon.clients.cli.options import endpoint_command
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.learner import LearnerClient
 
 
+@endpoint_command
 def checkpoint(
-    address: options.Address,
+    endpoint: Endpoint,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds to wait until it is written.")
     ] = 3600,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_server_name: options.TlsServerName = None,
-    token_file: options.TokenFile = None,
-    insecure: options.Insecure = False,
 ) -> None:
     """Save a checkpoint of a run while it trains, and print where it is.
 
     Examples:
-      antiphon checkpoint localhost:50071
+      antiphon checkpoint localhost:50070
       antiphon checkpoint learner.example:443 --tls-ca ca.pem --token-file token
 
     The learner prints its address when it starts. A checkpoint is saved when the rollout batch
     under way is trained, or at once where the run is paused. To go on from it:
     antiphon train run.toml --resume PATH
     """
-    endpoint = options.endpoint(
-        address,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        insecure=insecure,
-    )
     typer.echo(asyncio.run(_save(endpoint, timeout)))
 
 

@@ -9,42 +9,28 @@ from typing import Annotated
 
 import typer
 
-from antiphon.clients.cli import options
+from antiphon.clients.cli.options import endpoint_command
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.learner import LearnerClient
 
 
+@endpoint_command
 def evaluate(
-    address: options.Address,
+    endpoint: Endpoint,
     samples: Annotated[
         int, typer.Option(min=0, help="Most tasks to evaluate; 0 for the run's setting.")
     ] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for all of it.")] = 3600,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_server_name: options.TlsServerName = None,
-    token_file: options.TokenFile = None,
-    insecure: options.Insecure = False,
 ) -> None:
     """Evaluate a run while it trains: a line per task, then the figures of all.
 
     Examples:
-      antiphon evaluate localhost:50071
-      antiphon evaluate localhost:50071 --samples 100
+      antiphon evaluate localhost:50070
+      antiphon evaluate localhost:50070 --samples 100
 
     The learner prints its address when it starts. It evaluates when the rollout batch under way is
     trained, or at once where the run is paused; the run needs an evaluation dataset.
     """
-    endpoint = options.endpoint(
-        address,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        insecure=insecure,
-    )
     asyncio.run(_evaluate(endpoint, samples, timeout))
 
 

@@ -9,49 +9,35 @@ from typing import Annotated
 
 import typer
 
-from antiphon.clients.cli import options
+from antiphon.clients.cli.options import endpoint_command
 from antiphon.clients.cli.watch_view import LineView, LiveView, View
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.learner import LearnerClient
 from antiphon.clients.types import Run, RunState
 
 
+@endpoint_command
 def watch(
-    address: options.Address,
+    endpoint: Endpoint,
     after_sequence: Annotated[
         int, typer.Option(min=0, help="Show events above this number; 0 for all that are kept.")
     ] = 0,
     plain: Annotated[
         bool, typer.Option("--plain", help="One line per event, as when not on a terminal.")
     ] = False,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_server_name: options.TlsServerName = None,
-    token_file: options.TokenFile = None,
-    insecure: options.Insecure = False,
 ) -> None:
     """Follow a run while it trains, until it ends.
 
     Examples:
-      antiphon watch localhost:50071
-      antiphon watch localhost:50071 --plain > run.log
+      antiphon watch localhost:50070
+      antiphon watch localhost:50070 --plain > run.log
       antiphon watch learner.example:443 --tls-ca ca.pem --token-file token
 
     The learner prints its address when it starts. Where the connection breaks, watching goes on
     when the learner is back. The exit code is 0 when the run finished or was stopped, 1 when it
     failed.
     """
-    endpoint = options.endpoint(
-        address,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        insecure=insecure,
-    )
-    view: View = LineView() if plain or not sys.stdout.isatty() else LiveView(address)
+    view: View = LineView() if plain or not sys.stdout.isatty() else LiveView(endpoint.address)
     run = asyncio.run(_follow(endpoint, after_sequence, view))
     if run is not None and run.state is RunState.FAILED:
         typer.echo(f"antiphon: the run failed: {run.error or 'no reason given'}", err=True)

@@ -70,7 +70,13 @@ async def identity(
     call = method(b"", timeout=timeout, metadata=endpoint.metadata())
     code = await call.code()
     seconds = time.perf_counter() - began
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        raise FaultError(
+            "token",
+            f"{code.name}: {await call.details()}",
+            "give the caller its role in the service's --access-file",
+        )
+    if code is grpc.StatusCode.UNAUTHENTICATED:
         raise FaultError(
             "token",
             f"{code.name}: {await call.details()}",

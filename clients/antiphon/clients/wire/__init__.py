@@ -4,6 +4,7 @@
 what a message must not hold raises `FieldError` with the path of the field.
 """
 
+from antiphon.clients.wire.chunk import chunk_to_bytes, push_request_from_bytes
 from antiphon.clients.wire.common import (
     joint_action_from_proto,
     joint_action_to_proto,
@@ -71,6 +72,7 @@ from antiphon.clients.wire.transition import (
 
 __all__ = [
     "PushQuery",
+    "chunk_to_bytes",
     "completion_from_proto",
     "completion_to_proto",
     "evaluation_result_from_proto",
@@ -87,6 +89,7 @@ __all__ = [
     "prompt_to_proto",
     "push_header_from_proto",
     "push_header_to_proto",
+    "push_request_from_bytes",
     "push_request_from_proto",
     "push_request_to_proto",
     "push_result_from_proto",

@@ -10,6 +10,9 @@ from antiphon.clients.types import FieldError
 T = TypeVar("T")
 N = TypeVar("N", bound=int)
 
+MAX_ID_LENGTH = 1024
+"""Most characters of a run's, a task's or a joint action's id."""
+
 
 def at(parent: str, name: str) -> str:
     """Path of the field `name` within the message at `parent` ("" for the request itself)."""
@@ -26,6 +29,21 @@ def require_text(value: str, field: str) -> str:
     """Return `value`, which must not be empty."""
     require(value != "", field, "nothing", "text that is not empty")
     return value
+
+
+def require_id(value: str, field: str) -> str:
+    """Return `value`, a name that may stand in logs: neither empty, nor long, nor with breaks."""
+    require_text(value, field)
+    require(
+        len(value) <= MAX_ID_LENGTH, field, f"{len(value)} characters", f"at most {MAX_ID_LENGTH}"
+    )
+    require(value.isprintable(), field, ascii(value)[:60], "printable characters")
+    return value
+
+
+def require_at_most(count: int, most: int, field: str) -> None:
+    """Refuse more than `most` entries."""
+    require(count <= most, field, f"{count} entries", f"at most {most} in one request")
 
 
 def require_at_least(value: int, least: int, field: str) -> int:

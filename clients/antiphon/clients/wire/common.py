@@ -24,6 +24,7 @@ from antiphon.clients.wire.checks import (
     require,
     require_at_least,
     require_distinct,
+    require_id,
     require_text,
 )
 from antiphon.v1 import common_pb2 as pb
@@ -77,7 +78,7 @@ def task_to_proto(task: Task, field: str = "task") -> pb.Task:
 
 def task_from_proto(message: pb.Task, field: str = "task") -> Task:
     """A task; FieldError where it has no id or its item is no JSON object."""
-    require_text(message.id, at(field, "id"))
+    require_id(message.id, at(field, "id"))
     return Task(message.id, decode_item(message.item_json, at(field, "item_json")))
 
 
@@ -141,7 +142,7 @@ def joint_action_from_proto(
         FieldError: It has no id or actions, names a task that is not in `tasks`, or its history
             does not have turn - 1 turns of as many actions.
     """
-    require_text(message.id, at(field, "id"))
+    require_id(message.id, at(field, "id"))
     if tasks is not None:
         require(
             message.task_id in tasks,
@@ -211,7 +212,7 @@ def score_from_proto(message: pb.Score, field: str = "score") -> Score:
     if outcome == "missing_reason":
         require_text(message.missing_reason, at(field, "missing_reason"))
     return Score(
-        joint_action_id=require_text(message.joint_action_id, at(field, "joint_action_id")),
+        joint_action_id=require_id(message.joint_action_id, at(field, "joint_action_id")),
         value=message.value if outcome == "value" else None,
         missing_reason=message.missing_reason if outcome == "missing_reason" else None,
         components=dict(message.components),

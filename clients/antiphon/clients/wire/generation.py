@@ -21,10 +21,13 @@ from antiphon.clients.wire.checks import (
     enum_from_proto,
     require,
     require_at_least,
-    require_text,
+    require_at_most,
+    require_id,
 )
 from antiphon.clients.wire.common import prompt_from_proto, prompt_to_proto
 from antiphon.clients.wire.push import (
+    DTYPE_NUMBERS,
+    DTYPES,
     PUSH_KIND_NUMBERS,
     PUSH_KINDS,
     loaded_weights_from_proto,
@@ -37,6 +40,9 @@ FINISH_REASONS = {
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
 _FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
+
+MAX_SAMPLES = 1 << 18
+"""Most completions of one Generate."""
 
 SMALLEST_TEMPERATURE = 1e-6
 """Logits divided by less leave the numbers of float32."""
@@ -96,9 +102,9 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 
     Raises:
         FieldError: It has no run, prompts, seeds or sampling parameters, or one of these is outside
-            its range.
+            its range; or it asks for more than `MAX_SAMPLES` completions.
     """
-    require_text(message.run_id, "run_id")
+    require_id(message.run_id, "run_id")
     require_at_least(message.incarnation, 1, "incarnation")
     require(bool(message.prompts), "prompts", "none", "at least one prompt")
     require(message.HasField("sampling"), "sampling", "nothing", "sampling parameters")
@@ -109,6 +115,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         prompts.append(
             PromptSamples(prompt_from_proto(entry.prompt, f"prompts[{index}].prompt"), seeds)
         )
+    require_at_most(sum(len(entry.seeds) for entry in prompts), MAX_SAMPLES, "prompts.seeds")
     return GenerateRequest(
         run_id=message.run_id,
         incarnation=message.incarnation,
@@ -237,12 +244,16 @@ def model_info_to_proto(info: ModelInfo) -> pb.GetModelInfoResponse:
             logprobs=capabilities.logprobs,
             full_logprobs=capabilities.full_logprobs,
             seeds=capabilities.seeds,
+            batch_rows=capabilities.batch_rows,
+            delta_dtypes=sorted(DTYPE_NUMBERS[dtype] for dtype in capabilities.delta_dtypes),
         ),
+        max_prompt_tokens=info.max_prompt_tokens,
+        reads_store=info.reads_store,
     )
 
 
 def model_info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """What a generation service runs. Push kinds that this side does not know are left out."""
+    """What a generation service runs; kinds and formats that this side does not know left out."""
     capabilities = message.capabilities
     return ModelInfo(
         model=message.model,
@@ -264,5 +275,11 @@ def model_info_from_proto(message: pb.GetModelInfoResponse) -> ModelInfo:
             logprobs=capabilities.logprobs,
             full_logprobs=capabilities.full_logprobs,
             seeds=capabilities.seeds,
+            batch_rows=capabilities.batch_rows,
+            delta_dtypes=frozenset(
+                DTYPES[dtype] for dtype in capabilities.delta_dtypes if dtype in DTYPES
+            ),
         ),
+        max_prompt_tokens=message.max_prompt_tokens,
+        reads_store=message.reads_store,
     )

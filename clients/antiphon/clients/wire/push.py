@@ -14,6 +14,7 @@ from antiphon.clients.types import (
     PushResult,
     PushState,
     PushStatus,
+    StoredChunks,
     TensorDtype,
     TensorSpec,
     WeightsChunk,
@@ -23,6 +24,7 @@ from antiphon.clients.wire.checks import (
     enum_from_proto,
     require,
     require_at_least,
+    require_id,
     require_text,
 )
 from antiphon.v1 import generation_pb2 as pb
@@ -33,11 +35,11 @@ PUSH_KINDS = {
     pb.PUSH_KIND_ADAPTER: PushKind.ADAPTER,
 }
 PUSH_KIND_NUMBERS = {kind: number for number, kind in PUSH_KINDS.items()}
-_DTYPES = {
+DTYPES = {
     pb.TENSOR_DTYPE_BFLOAT16: TensorDtype.BFLOAT16,
     pb.TENSOR_DTYPE_FLOAT32: TensorDtype.FLOAT32,
 }
-_DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _STATES = {
     pb.PUSH_STATE_UNKNOWN: PushState.UNKNOWN,
     pb.PUSH_STATE_STAGED: PushState.STAGED,
@@ -69,7 +71,7 @@ def tensor_spec_to_proto(spec: TensorSpec) -> pb.TensorSpec:
     """A tensor as it is once a push is applied."""
     return pb.TensorSpec(
         name=spec.name,
-        dtype=_DTYPE_NUMBERS[spec.dtype],
+        dtype=DTYPE_NUMBERS[spec.dtype],
         shape=spec.shape,
         checksum=spec.checksum,
     )
@@ -90,7 +92,7 @@ def tensor_spec_from_proto(message: pb.TensorSpec, field: str = "tensor") -> Ten
     )
     return TensorSpec(
         name=message.name,
-        dtype=enum_from_proto(message.dtype, _DTYPES, at(field, "dtype")),
+        dtype=enum_from_proto(message.dtype, DTYPES, at(field, "dtype")),
         shape=tuple(message.shape),
         checksum=message.checksum,
     )
@@ -118,7 +120,7 @@ def push_header_from_proto(message: pb.PushHeader, field: str = "header") -> Pus
     Raises:
         FieldError: Its numbers are out of range or its tensors are not sorted by distinct names.
     """
-    require_text(message.run_id, at(field, "run_id"))
+    require_id(message.run_id, at(field, "run_id"))
     require_at_least(message.incarnation, 1, at(field, "incarnation"))
     require_at_least(message.version, 1, at(field, "version"))
     require(
@@ -126,6 +128,12 @@ def push_header_from_proto(message: pb.PushHeader, field: str = "header") -> Pus
         at(field, "digest"),
         f"{len(message.digest)} bytes",
         f"{DIGEST_BYTES}",
+    )
+    require(
+        len(message.base_digest) in (0, DIGEST_BYTES),
+        at(field, "base_digest"),
+        f"{len(message.base_digest)} bytes",
+        f"{DIGEST_BYTES}, or none",
     )
     kind = enum_from_proto(message.kind, PUSH_KINDS, at(field, "kind"))
     tensors = tuple(
@@ -166,7 +174,7 @@ def weights_chunk_to_proto(chunk: WeightsChunk) -> pb.WeightsChunk:
     return pb.WeightsChunk(
         tensor_index=chunk.tensor_index,
         offset=chunk.offset,
-        data=chunk.data,
+        data=bytes(chunk.data),
         checksum=chunk.checksum,
     )
 
@@ -182,20 +190,28 @@ def weights_chunk_from_proto(message: pb.WeightsChunk, field: str = "chunk") -> 
     return WeightsChunk(message.tensor_index, message.offset, message.data, message.checksum)
 
 
-def push_request_to_proto(part: PushHeader | WeightsChunk) -> pb.PushWeightsRequest:
+PushPart = PushHeader | WeightsChunk | StoredChunks
+
+
+def push_request_to_proto(part: PushPart) -> pb.PushWeightsRequest:
     """One message of a push."""
     if isinstance(part, PushHeader):
         return pb.PushWeightsRequest(header=push_header_to_proto(part))
+    if isinstance(part, StoredChunks):
+        stored = pb.StoredChunks(chunk_bytes=part.chunk_bytes, checksums=part.checksums)
+        return pb.PushWeightsRequest(stored=stored)
     return pb.PushWeightsRequest(chunk=weights_chunk_to_proto(part))
 
 
-def push_request_from_proto(message: pb.PushWeightsRequest) -> PushHeader | WeightsChunk:
-    """One message of a push; FieldError where it is neither header nor chunk."""
+def push_request_from_proto(message: pb.PushWeightsRequest) -> PushPart:
+    """One message of a push; FieldError where it is neither header nor chunks."""
     part = message.WhichOneof("part")
     if part == "header":
         return push_header_from_proto(message.header)
     if part == "chunk":
         return weights_chunk_from_proto(message.chunk)
+    if part == "stored":
+        return StoredChunks(message.stored.chunk_bytes, tuple(message.stored.checksums))
     raise FieldError("part", "nothing", "a header first, then chunks")
 
 
@@ -238,22 +254,28 @@ class PushQuery:
     kind: PushKind
 
 
-def push_status_request_to_proto(header: PushHeader) -> pb.GetPushStatusRequest:
-    """A question about the push that `header` opens."""
+def push_status_request_to_proto(push: PushHeader | PushQuery) -> pb.GetPushStatusRequest:
+    """A question about a push, by what opens it or what names it."""
     return pb.GetPushStatusRequest(
-        run_id=header.run_id,
-        incarnation=header.incarnation,
-        version=header.version,
-        digest=header.digest,
-        kind=PUSH_KIND_NUMBERS[header.kind],
+        run_id=push.run_id,
+        incarnation=push.incarnation,
+        version=push.version,
+        digest=push.digest,
+        kind=PUSH_KIND_NUMBERS[push.kind],
     )
 
 
 def push_status_request_from_proto(message: pb.GetPushStatusRequest) -> PushQuery:
-    """A question about a push; FieldError where it names no run, incarnation, version or kind."""
-    require_text(message.run_id, "run_id")
+    """A question about a push; FieldError where it names no push."""
+    require_id(message.run_id, "run_id")
     require_at_least(message.incarnation, 1, "incarnation")
     require_at_least(message.version, 1, "version")
+    require(
+        len(message.digest) == DIGEST_BYTES,
+        "digest",
+        f"{len(message.digest)} bytes",
+        f"{DIGEST_BYTES}",
+    )
     return PushQuery(
         run_id=message.run_id,
         incarnation=message.incarnation,

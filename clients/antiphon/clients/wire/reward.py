@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from antiphon.clients.types import JointAction, RewardInfo, Score, Task
-from antiphon.clients.wire.checks import require, require_distinct, require_text
+from antiphon.clients.wire.checks import require, require_distinct, require_id
 from antiphon.clients.wire.common import (
     joint_action_from_proto,
     joint_action_to_proto,
@@ -39,7 +39,7 @@ def score_request_from_proto(
     Raises:
         FieldError: Where there is none, an id comes twice or a task is unknown.
     """
-    require_text(message.run_id, "run_id")
+    require_id(message.run_id, "run_id")
     tasks = tasks_from_proto(message.tasks)
     require(bool(message.joint_actions), "joint_actions", "none", "at least one joint action")
     actions = [

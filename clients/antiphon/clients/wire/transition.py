@@ -12,7 +12,7 @@ from antiphon.clients.types import (
     Task,
     TransitionResult,
 )
-from antiphon.clients.wire.checks import at, encodable, require, require_distinct, require_text
+from antiphon.clients.wire.checks import at, encodable, require, require_distinct, require_id
 from antiphon.clients.wire.common import (
     joint_action_from_proto,
     joint_action_to_proto,
@@ -54,7 +54,7 @@ def transition_request_from_proto(
         FieldError: Where there is none, an id comes twice, a task is unknown or a score belongs to
             another joint action.
     """
-    require_text(message.run_id, "run_id")
+    require_id(message.run_id, "run_id")
     tasks = tasks_from_proto(message.tasks)
     require(bool(message.joint_actions), "joint_actions", "none", "at least one joint action")
     scored = [
@@ -109,7 +109,7 @@ def transition_result_from_proto(
     Raises:
         FieldError: It has no id or outcome, or a prompt is empty or given as token ids.
     """
-    identifier = require_text(message.joint_action_id, at(field, "joint_action_id"))
+    identifier = require_id(message.joint_action_id, at(field, "joint_action_id"))
     outcome = message.WhichOneof("outcome")
     if outcome == "branch_end":
         return TransitionResult(identifier, BranchEnd(message.branch_end.reason))

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from antiphon.learner.checkpoints.state_files import Component
+from antiphon.clients.waiting import progressed, waiting_for
+from antiphon.learner.checkpoints.state_files import Part, load_part
 from antiphon.learner.checkpoints.store import Checkpoint, CheckpointStore
 from antiphon.learner.config.checkpoints import CheckpointSettings
 from antiphon.learner.control.control import RunControl
@@ -92,7 +93,7 @@ class Checkpoints:
         self._store = store or CheckpointStore(settings.in_run(folder.path))
         self._resume = resume
         self._loaded: set[str] = set()
-        self.components: dict[str, Component] = {"record": record}
+        self.components: dict[str, Part] = {"record": record}
         self.cursor = Cursor() if resume is None else cursor_of(resume)
         self._between_batches = False
         self._newest = resume
@@ -104,7 +105,7 @@ class Checkpoints:
         """The checkpoint of this moment, None where none is written."""
         return self._newest if self.cursor == self._newest_cursor else None
 
-    def add(self, name: str, components: Sequence[Component]) -> None:
+    def add(self, name: str, components: Sequence[Part]) -> None:
         """Have the state of these in every checkpoint, as ``name_0``, ``name_1``, ..."""
         for number, component in enumerate(components):
             self.components[f"{name}_{number}"] = component
@@ -127,7 +128,7 @@ class Checkpoints:
             return
         for name in new:
             if self._resume.holds(name):
-                self.components[name].load_state_dict(self._resume.state(name))
+                load_part(self._resume.path, name, self.components[name])
 
     def finished_before(self, num_epochs: int) -> bool:
         """Whether the run that is resumed has nothing left of this many epochs; says so."""
@@ -237,7 +238,10 @@ class Checkpoints:
             return self.current
         if self._saving is None or self._saving.done():
             self._saving = asyncio.create_task(self._write())
-        return await asyncio.shield(self._saving)
+        with waiting_for("a checkpoint to be written"):
+            saved = await asyncio.shield(self._saving)
+        progressed()
+        return saved
 
     async def _write(self) -> Checkpoint:
         self.check_current()

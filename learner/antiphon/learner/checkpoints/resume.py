@@ -111,7 +111,8 @@ def open_run(
     resume = find_resume(resume_from, runs=runs, name=name, checkpoint_dir=checkpoints.directory)
     if resume is None:
         folder = RunFolder.create(runs, name, run_id=run_id)
-        notes = [f"there is no run in {runs} to resume: this is a new one"] if resume_from else []
+        which = f"no run named {name}" if name else "no run"
+        notes = [f"there is {which} in {runs} to resume: this is a new one"] if resume_from else []
     else:
         folder, notes = resume.folder, list(resume.notes)
         if resume.checkpoint is not None:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -42,6 +42,38 @@ class Component(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredComponent(Protocol):
+    """A part of a run whose state is too large for one process: it writes and reads it itself."""
+
+    def write_state(self, folder: Path, name: str) -> None:
+        """Write ``NAME.json`` and what it needs beside it; on disk when this returns."""
+        ...
+
+    def read_state(self, folder: Path, name: str) -> None:
+        """Go on from what was written under this name, by one process or by many."""
+        ...
+
+
+Part = Component | StoredComponent
+
+
+def save_part(folder: Path, name: str, part: Part) -> None:
+    """Write the state of a part of a run."""
+    if isinstance(part, StoredComponent):
+        part.write_state(folder, name)
+    else:
+        write_state(folder, name, part.state_dict())
+
+
+def load_part(folder: Path, name: str, part: Part) -> None:
+    """Have a part of a run go on from its state."""
+    if isinstance(part, StoredComponent):
+        part.read_state(folder, name)
+    else:
+        part.load_state_dict(read_state(folder, name))
+
+
 def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
     """Write a state as ``NAME.json`` and, where it holds tensors, ``NAME.safetensors``.
 
@@ -50,24 +82,54 @@ def write_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
     Raises:
         TypeError: The state holds something else than plain values and tensors; names where.
     """
-    tensors: dict[str, Tensor] = {}
-    tree = _packed(state, name, tensors)
-    with (folder / f"{name}.json").open("w", encoding="utf-8") as file:
-        json.dump(tree, file, ensure_ascii=False, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
+    tree, tensors = packed(state, name)
+    write_tree(folder, name, tree)
     if tensors:
         file_name = folder / f"{name}.safetensors"
         save_file(_plain(tensors), file_name)
         flush(file_name)
 
 
+def write_tree(folder: Path, name: str, tree: Any) -> None:
+    """Write the JSON of a state, on disk when this returns."""
+    with (folder / f"{name}.json").open("w", encoding="utf-8") as file:
+        json.dump(tree, file, ensure_ascii=False, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def read_state(folder: Path, name: str) -> dict[str, Any]:
-    """Read back what `write_state` wrote; tensors are on the CPU."""
-    tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    file = folder / f"{name}.safetensors"
-    state: dict[str, Any] = _unpacked(tree, load_file(file) if file.is_file() else {})
+    """Read back what `write_state` wrote, or the ranks of a sharded learner; tensors on the CPU."""
+    file, parts = folder / f"{name}.safetensors", folder / name
+    tensors: Mapping[str, Tensor] = {}
+    if file.is_file():
+        tensors = load_file(file)
+    elif parts.is_dir():
+        from antiphon.learner.distributed.state import load_whole
+
+        tensors = load_whole(parts)
+    state: dict[str, Any] = unpacked(read_tree(folder, name), tensors)
     return state
+
+
+def read_tree(folder: Path, name: str) -> Any:
+    """The JSON of a state."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def packed(state: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Tensor]]:
+    """A state as JSON, and its tensors by the path that leads to them, ``NAME/KEY/KEY``.
+
+    Raises:
+        TypeError: The state holds something else than plain values and tensors; names where.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _packed(state, name, tensors), tensors
+
+
+def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `packed` took apart."""
+    return _unpacked(tree, tensors)
 
 
 def flush(path: Path) -> None:

@@ -2,7 +2,8 @@
 
     checkpoints/checkpoint-00000012/    after 12 prompts
         checkpoint.json                 whose it is and where it stands
-        policy_0.json, .safetensors     a component's state (`state_files`), one each
+        policy_0.json, .safetensors     a component's state (`state_files`), one each; of a policy
+                                        of several ranks, a folder with each rank's tensors
         complete.json                   the completion mark: size and checksum of every file
 
 A checkpoint is written to a folder with a leading dot, flushed to disk file by file, marked
@@ -21,7 +22,7 @@ from typing import Any
 
 from antiphon.clients.digest import tensor_checksum
 from antiphon.clients.types import FieldError
-from antiphon.learner.checkpoints.state_files import Component, flush, read_state, write_state
+from antiphon.learner.checkpoints.state_files import Part, flush, read_state, save_part, write_state
 from antiphon.learner.record.run_folder import write_atomically
 
 FORMAT = 1
@@ -128,7 +129,7 @@ class CheckpointStore:
     def save(
         self,
         about: Mapping[str, Any],
-        components: Mapping[str, Component],
+        components: Mapping[str, Part],
         *,
         total_limit: int | None = None,
     ) -> Checkpoint:
@@ -150,7 +151,7 @@ class CheckpointStore:
             unfinished.mkdir()
             write_state(unfinished, ABOUT, about)
             for component_name, component in components.items():
-                write_state(unfinished, component_name, component.state_dict())
+                save_part(unfinished, component_name, component)
                 self._after("component")
             _mark(unfinished)
             self._after("marked")
@@ -244,9 +245,17 @@ class CheckpointStore:
 
 
 def _mark(folder: Path) -> None:
+    inside = sorted(folder.rglob("*"))
+    for inner in inside:
+        if inner.is_dir():
+            flush(inner)
     files = {
-        file.name: {"bytes": file.stat().st_size, "xxh3_128": _checksum(file)}
-        for file in sorted(folder.iterdir())
+        file.relative_to(folder).as_posix(): {
+            "bytes": file.stat().st_size,
+            "xxh3_128": _checksum(file),
+        }
+        for file in inside
+        if file.is_file()
     }
     mark = {"format": FORMAT, "files": files}
     write_atomically(folder / MARK, json.dumps(mark, indent=2) + "\n")

@@ -44,6 +44,15 @@ def _list_as_tuple(value: object) -> object:
 
 Devices = Annotated[str | tuple[str, ...] | None, OrNone, BeforeValidator(_list_as_tuple)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
+_DEADLINES = (
+    "score_timeout",
+    "transition_timeout",
+    "generate_timeout",
+    "push_timeout",
+    "control_timeout",
+    "start_timeout",
+    "replicas_timeout",
+)
 
 
 class MAGRPOConfig(OptimizationConfig, PromptConfig):
@@ -219,9 +228,25 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     run_lease: Seconds = 60.0
     """Seconds without a call after which a local generation service lets another run take it."""
     start_timeout: Seconds = 300.0
-    """Seconds that services may take until they are ready."""
+    """Seconds that services may take until they are ready, and that one which belongs to another
+    run is waited for until that run's lease ends."""
+    weights_store: Annotated[str | None, OrNone] = None
+    """URL of a store that generation services read pushes from (``--weights-store``), such as
+    ``file:///mnt/weights`` or ``s3://bucket/weights``: each push is written there once, however
+    many replicas there are. None sends it to every replica."""
+    resolve_interval: Seconds = 5.0
+    """Seconds between two looks at the addresses behind an agent's name (``dns:///name:port``,
+    ``file:///list``); a lost replica is looked for at once."""
+    replicas_timeout: Seconds = 600.0
+    """Seconds that an agent whose services are given by address may be without any that can be
+    asked, before the run ends: as long as a new one needs to load its model, and more."""
     retry: RetryPolicy = RetryPolicy()
     """How often, and after which pauses, a call that fails for a passing reason is made again."""
+    progress_timeout: Annotated[Annotated[float, Field(gt=0)] | None, OrNone] = 3600.0
+    """The run ends with an error that says what it was waiting for once nothing has got on for so
+    many seconds: no completion, score, transition, push or optimiser step. It must be longer than
+    every other time limit above; where it is not given, it is twice the longest one if that is
+    more. A pause does not count. None waits for ever."""
 
     @model_validator(mode="before")
     @classmethod
@@ -250,6 +275,21 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     def _fill_train_batch_size(self) -> Self:
         if self.train_batch_size is None:
             self.__dict__["train_batch_size"] = self.rollout_buffer_size
+        return self
+
+    @model_validator(mode="after")
+    def _outlast_every_deadline(self) -> Self:
+        if self.progress_timeout is None:
+            return self
+        limits = {name: float(getattr(self, name)) for name in _DEADLINES}
+        name = max(limits, key=lambda name: limits[name])
+        if "progress_timeout" not in self.model_fields_set:
+            self.__dict__["progress_timeout"] = max(self.progress_timeout, 2 * limits[name])
+        elif self.progress_timeout <= limits[name]:
+            raise ValueError(
+                f"progress_timeout: got {self.progress_timeout:g}, wanted more than {name}, which "
+                f"is {limits[name]:g}: one call that is allowed to take as long is no standstill"
+            )
         return self
 
     @model_validator(mode="after")

@@ -44,6 +44,7 @@ from antiphon.learner.config.optimization import (
 )
 from antiphon.learner.config.per_agent import check_per_agent, of_agent
 from antiphon.learner.config.prompts import check_prompt_settings
+from antiphon.learner.config.sharding import ShardingSettings
 from antiphon.learner.record.trackers.settings import WandbConfig
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.settings import load_settings
@@ -175,7 +176,7 @@ class RunSettings(_Section):
     threads: int | None = Field(default=None, ge=1)
     """Cores to share out among the processes of this run; none: all that this process may use."""
     log_format: Literal["text", "json"] = "text"
-    """Logs as lines for people or as JSON."""
+    """Logs, progress and errors as lines for people, or as one JSON object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Least severe logs that are shown."""
 
@@ -216,6 +217,8 @@ class RunConfig(_Section):
     """Where the run is kept."""
     centralized: CentralizedSettings | None = None
     """One model writes the joint answer of all agents; none: each agent answers by itself."""
+    sharding: ShardingSettings = Field(default_factory=ShardingSettings)
+    """How torchrun's processes hold the policies; of no effect in one process."""
     server: ServerSettings = Field(default_factory=lambda: ServerSettings.model_validate({}))
     """The learner's own service."""
     credentials: CredentialSettings = Field(default_factory=CredentialSettings)

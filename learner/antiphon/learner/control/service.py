@@ -11,6 +11,7 @@ import grpc
 
 from antiphon.clients import wire
 from antiphon.clients.types import Run
+from antiphon.clients.wire.checks import require_id
 from antiphon.learner.control.control import RunControl, StoppedError
 from antiphon.learner.control.events import EventLog
 from antiphon.learner.evaluation.requests import EvaluationRefusedError
@@ -69,6 +70,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End the run: rollouts under way are dropped, updates finish."""
+        if request.reason:
+            require_id(request.reason, "reason")
         self._control.stop(request.reason or "StopRun")
         return pb.StopRunResponse(run=self._now())
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
 
 from antiphon.learner.checkpoints.checkpoints import Checkpoints
 from antiphon.learner.concurrency import task_group
@@ -21,6 +19,7 @@ from antiphon.learner.record.record import RunRecord
 from antiphon.learner.record.run_folder import RunFolder
 from antiphon.learner.run.assemble import Assembly, RunContext
 from antiphon.learner.run.setup import RunSetup
+from antiphon.learner.run.watchdog import Watchdog, on_main_thread
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.main_thread import MainThread
 
@@ -47,7 +46,10 @@ def evaluate(setup: RunSetup, folder: RunFolder, num_samples: int) -> dict[str, 
     main_thread = MainThread()
     alone = _Alone(setup, folder, main_thread)
     with RunSignals(alone.kill_children) as signals:
-        evaluation = main_thread.serve(partial(alone.run, signals, num_samples))
+        try:
+            evaluation = main_thread.serve(partial(alone.run, signals, num_samples))
+        finally:
+            alone.watchdog.release()
     signals.raise_received()
     return dict(evaluation.figures)
 
@@ -58,6 +60,9 @@ class _Alone:
         self._folder = folder
         self._main_thread = main_thread
         self._local: LocalServices | None = None
+        self.watchdog = Watchdog(
+            setup.config.progress_timeout, doing=lambda: "evaluating", paused=lambda: False
+        )
 
     def kill_children(self) -> None:
         """End the children at once."""
@@ -71,15 +76,24 @@ class _Alone:
         host = Host(self._main_thread, lambda error: context.record.note(str(error)))
         local = self._local = LocalServices(self._setup, self._folder.path, host)
         try:
-            async with local.running(), AsyncExitStack() as stack, task_group() as group:
-                watching = group.create_task(local.watch())
+            async with (
+                self.watchdog.watching(),
+                local.running(),
+                AsyncExitStack() as stack,
+                task_group() as group,
+            ):
+                watches = [
+                    group.create_task(self.watchdog.stuck()),
+                    group.create_task(local.watch()),
+                ]
                 evaluator = await context.control.unless_stopped(
                     Assembly(self._setup, local, context, stack).evaluator()
                 )
                 evaluation = await context.control.unless_stopped(
                     evaluator.evaluate(NUMBER, num_samples)
                 )
-                watching.cancel()
+                for watch in watches:
+                    watch.cancel()
             context.record.note(evaluation_line(evaluation))
         finally:
             context.record.abandon()
@@ -106,7 +120,5 @@ class _Alone:
             status=status,
             control=control,
         )
-        return RunContext(self._folder, record, status, control, checkpoints, self._on_main_thread)
-
-    async def _on_main_thread(self, function: Callable[[], Any], what: str) -> Any:
-        return await self._main_thread.run(function, timeout=None, what=what)
+        calls = partial(on_main_thread, self._main_thread)
+        return RunContext(self._folder, record, status, control, checkpoints, calls)

@@ -9,7 +9,11 @@ What a model can do is found out by trying it on a few tokens, once, and not by 
 
 Models with a soft cap or a scale on their logits have no head apart; those with recurrent layers,
 with biases that count columns (ALiBi) or with kernels that take no such mask share no prompts; one
-with a sliding window shares them up to the window. All of them train, at more cost.
+with a sliding window shares them up to the window. All of them train, at more cost. Where
+gradients are taken in float32 on a CPU, two more are used (`lean`):
+
+    leaner modules         norms, gated layers and embeddings (`antiphon.learner.policy.lean`)
+    attention in blocks    of shared prompts (`antiphon.learner.policy.shared_attention`)
 """
 
 from __future__ import annotations
@@ -18,15 +22,16 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from antiphon.learner.arithmetic.samples import TrainedCompletion
 from antiphon.learner.policy.adapters import base_of
-from antiphon.learner.policy.micro_batches import MicroBatch, Row, collate
+from antiphon.learner.policy.lean import Lean
+from antiphon.learner.policy.micro_batches import MicroBatch, collate, plain_row
+from antiphon.learner.policy.shared_attention import SharedAttention
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ class Forward:
         model: A causal language model, in eval mode and on its device.
         head: Its output embedding where that is apart, else None.
         shared_up_to: Longest prompt and completion together of which the prompt may be shared.
+        is_lean: Whether this is within `lean`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,18 +66,37 @@ class Forward:
         self._open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
         self.head: nn.Module | None = None
         self.head = self._head_apart()
+        self.is_lean = False
+        self._lean = Lean(model)
+        self._shared_attention: SharedAttention | None = None
         self.shared_up_to = _window(model) if self._shares_prompts() else 0
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Within it, states and gradients are computed in leaner ways, to the same numbers.
+
+        Gradients of parameters are dense when it ends.
+        """
+        shared = self._shared_attention
+        with self._lean.used(), shared.in_blocks() if shared else nullcontext():
+            self.is_lean = bool(self._lean)
+            try:
+                yield
+            finally:
+                self.is_lean = False
 
     def states(self, batch: MicroBatch) -> Tensor:
         """What `logits` makes the logits of the completions' tokens from, [K, H], with gradient."""
-        mask, columns = batch.attention_mask, batch.input_ids.shape[1]
-        places = batch.places
+        columns, places = batch.input_ids.shape[1], batch.places
+        inputs = batch.input_ids, batch.attention_mask, batch.position_ids
+        in_blocks = self.is_lean and self._shared_attention and batch.attention_mask.ndim == 4
+        more: dict[str, Any] = {"shared": batch.layout} if in_blocks else {}
         if self.head is not None:
             with _passing(self.head):
-                states: Tensor = self._output(batch.input_ids, mask, batch.position_ids)
+                states: Tensor = self._output(*inputs, **more)
             return states.flatten(0, 1).index_select(0, places)
         kept, at = torch.unique(places % columns, return_inverse=True)
-        logits = self._output(batch.input_ids, mask, batch.position_ids, logits_to_keep=kept)
+        logits = self._output(*inputs, logits_to_keep=kept, **more)
         if logits.shape[1] == kept.numel():
             places = places // columns * kept.numel() + at
         return logits.flatten(0, 1).index_select(0, places)
@@ -115,7 +140,7 @@ class Forward:
         head = embedding() if embedding is not None else None
         if not isinstance(head, nn.Module) or next(head.parameters(), None) is None:
             return None
-        batch = collate([[_row((1, 0, 1), (0, 1))]], "sampled", _device(self.model))
+        batch = collate([[plain_row((1, 0, 1), (0, 1))]], "sampled", _device(self.model))
         made: list[Tensor] = []
 
         def known(states: Tensor) -> Tensor:
@@ -146,7 +171,7 @@ class Forward:
         if getattr(base_of(self.model), "_is_stateful", False):
             return False
         ids = [i % self._vocabulary() for i in (5, 3, 8, 1, 7, 2, 9, 4, 6, 0, 3, 5, 1)]
-        rows = [_row(tuple(ids[:4]), tuple(part)) for part in (ids[4:8], ids[8:9], ids[9:])]
+        rows = [plain_row(tuple(ids[:4]), tuple(part)) for part in (ids[4:8], ids[8:9], ids[9:])]
         device = _device(self.model)
         alone = torch.cat([self.states(collate([[row]], "sampled", device)) for row in rows])
         try:
@@ -157,16 +182,24 @@ class Forward:
         if not _close(shared, alone):
             logger.info("%s shares no prompts: its states are then others", name)
             return False
+        self._attend_in_blocks(collate([rows], "sampled", device), alone)
         return True
+
+    def _attend_in_blocks(self, batch: MicroBatch, wanted: Tensor) -> None:
+        """Attend in blocks within `lean`, if states come out as wanted."""
+        self._shared_attention = SharedAttention(self.model) or None
+        try:
+            with self.lean():
+                same = _close(self.states(batch), wanted)
+        except _REFUSALS as error:
+            logger.info("%s attends in no blocks: %s", type(self.model).__name__, error)
+            same = False
+        if not same:
+            self._shared_attention = None
 
     def _vocabulary(self) -> int:
         embedding = getattr(base_of(self.model), "get_input_embeddings", lambda: None)()
         return int(getattr(embedding, "num_embeddings", 2))
-
-
-def _row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Row:
-    zeros = (0.0,) * len(completion)
-    return Row(prompt, TrainedCompletion(completion, zeros, (1,) * len(zeros), 0.0, 0.0), 0.0)
 
 
 def _close(got: Tensor, wanted: Tensor) -> bool:

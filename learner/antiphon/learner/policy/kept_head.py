@@ -31,7 +31,13 @@ def is_worth_it(kept_sizes: Tensor, vocabulary: int) -> bool:
 
 
 def kept_logits(
-    states: Tensor, weight: Tensor, token_ids: Tensor, kept_sizes: Tensor, *, rows: int
+    states: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    kept_sizes: Tensor,
+    *,
+    rows: int,
+    sparse: bool = False,
 ) -> tuple[Tensor, KeptSets]:
     """Logits [K, k] at the tokens of each sampling set, with gradient, and the sets.
 
@@ -41,6 +47,7 @@ def kept_logits(
         token_ids: Sampled tokens, int64 [K].
         kept_sizes: Sizes of their sets, int64 [K].
         rows: How many rows of logits [V] are held at a time.
+        sparse: Whether the gradient by the weight is a sparse tensor, of its rows that are not 0.
     """
     sets, values = [], []
     width = int(kept_sizes.max())
@@ -52,7 +59,8 @@ def kept_logits(
             sets.append(kept_sets(logits, ids, kept, width))
             values.append(logits.gather(-1, sets[-1].order))
     whole = _joined(sets)
-    found: Tensor = _AtKept.apply(states, weight, whole.order, whole.outside, torch.cat(values))  # type: ignore[no-untyped-call]
+    at = whole.order, whole.outside, torch.cat(values)
+    found: Tensor = _AtKept.apply(states, weight, *at, sparse)  # type: ignore[no-untyped-call]
     return found, whole
 
 
@@ -70,8 +78,15 @@ class _AtKept(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, order: Tensor, outside: Tensor, values: Tensor
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        order: Tensor,
+        outside: Tensor,
+        values: Tensor,
+        sparse: bool,
     ) -> Tensor:
+        ctx.sparse = sparse
         ctx.save_for_backward(states, weight, order, outside)
         return values.clone()
 
@@ -90,8 +105,13 @@ class _AtKept(torch.autograd.Function):
             by_token = tokens.argsort(stable=True)
             touched, groups = tokens[by_token].unique_consecutive(return_inverse=True)
             sums = _weighted_sums(states, rows[by_token], groups, shares[by_token], touched.numel())
-            by_weight = torch.zeros_like(weight).index_copy_(0, touched, sums)
-        return by_states, by_weight, None, None, None
+            if ctx.sparse:
+                by_weight = torch.sparse_coo_tensor(
+                    touched[None], sums, weight.shape, check_invariants=False, is_coalesced=True
+                )
+            else:
+                by_weight = torch.zeros_like(weight).index_copy_(0, touched, sums)
+        return by_states, by_weight, None, None, None, None
 
 
 def _weighted_sums(

@@ -20,8 +20,10 @@ from antiphon.learner.policy.micro_batches import (
     Row,
     Tokens,
     collate,
+    idle_pack,
     split_rows,
 )
+from antiphon.learner.policy.ranks import Ranks
 from antiphon.services.common.sampling import (
     TokenLogprobs,
     full_logprobs,
@@ -29,7 +31,7 @@ from antiphon.services.common.sampling import (
     token_logprobs,
 )
 
-_LOGITS = 2**25
+_LOGITS = 2**23
 """How many logits are held at a time."""
 
 
@@ -76,6 +78,7 @@ def support_logprobs(
             tokens.token_ids,
             tokens.kept_sizes,
             rows=_rows_at_a_time(forward, states),
+            sparse=forward.is_lean,
         )
         return kept_logprobs(values, sets, temperature or 1.0)
     return logits_logprobs(forward.logits(states), tokens, temperature=temperature, support=support)
@@ -107,6 +110,7 @@ def plain_logprobs(
     *,
     tokens: int,
     size: int | None = None,
+    ranks: Ranks | None = None,
 ) -> list[tuple[float, ...]]:
     """Log-probabilities of each row's completion under the full softmax at temperature 1 [C].
 
@@ -116,9 +120,13 @@ def plain_logprobs(
         device: Where it computes.
         tokens: Most packs times columns of one forward.
         size: Most rows of one forward; None sets no limit.
+        ranks: The processes that hold the model together, each with rows of its own; None for
+            this one alone.
     """
     logprobs: dict[int, tuple[float, ...]] = {}
-    for packs in split_rows(rows, tokens=tokens, size=size, shared_up_to=forward.shared_up_to):
+    batches = split_rows(rows, tokens=tokens, size=size, shared_up_to=forward.shared_up_to)
+    rounds = (ranks or Ranks()).rounds(len(batches))
+    for packs in [*batches, *[[idle_pack()]] * (rounds - len(batches))]:
         batch = collate(packs, LogprobSupport.SAMPLED, device)
         values = torch.cat(
             [

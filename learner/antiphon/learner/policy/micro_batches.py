@@ -94,13 +94,15 @@ class MicroBatch:
     """Tensors of B rows, S columns and K completion tokens.
 
     `input_ids`, `position_ids` int64 [B, S]; `attention_mask` bool, [B, S] where every row has one
-    completion, else [B, 1, S, S], which queries see which keys; `places` int64 [K], where in the
-    B * S columns each completion token is predicted.
+    completion, else [B, 1, S, S], which queries see which keys; `layout` what lies in each row: the
+    tokens of its prompt, then of each completion; `places` int64 [K], where in the B * S columns
+    each completion token is predicted.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
+    layout: tuple[tuple[int, ...], ...]
     places: Tensor
     tokens: Tokens
 
@@ -138,6 +140,18 @@ def split_rows(
             batches.append([pack])
             completions = len(pack)
     return batches
+
+
+def plain_row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Row:
+    """A completion that is only looked at: it has no part in a loss."""
+    zeros = (0.0,) * len(completion)
+    return Row(prompt, TrainedCompletion(completion, zeros, (1,) * len(zeros), 0.0, 0.0), 0.0)
+
+
+def idle_pack() -> Pack:
+    """A pack of one token that has no gradient, for a process that only keeps others company."""
+    token = TrainedCompletion((0,), (0.0,), (1,), 0.0, 0.0, (0.0,), (0.0,))
+    return [Row((0,), token, 0.0)]
 
 
 def _shares(pack: Pack) -> bool:
@@ -182,29 +196,31 @@ def collate(packs: Sequence[Pack], support: str, device: torch.device) -> MicroB
                 "at least one of each",
             )
     columns = max(_columns(pack) for pack in packs)
-    input_ids = torch.zeros(len(packs), columns, dtype=torch.int64)
-    position_ids = torch.zeros_like(input_ids)
+    input_ids: list[list[int]] = []
+    position_ids: list[list[int]] = []
     # 0 is the prompt, k the pack's k-th completion from 1, -1 padding.
-    part = torch.full_like(input_ids, -1)
+    parts: list[list[int]] = []
     places: list[int] = []
     for b, pack in enumerate(packs):
         prompt = pack[0].prompt_token_ids
-        start = len(prompt)
-        input_ids[b, :start] = torch.tensor(prompt)
-        position_ids[b, :start] = torch.arange(start)
-        part[b, :start] = 0
+        ids, positions, part = list(prompt), list(range(len(prompt))), [0] * len(prompt)
         for k, row in enumerate(pack, start=1):
-            stop = start + row.length - 1
-            input_ids[b, start:stop] = torch.tensor(row.completion.token_ids[:-1])
-            position_ids[b, start:stop] = torch.arange(len(prompt), len(prompt) + row.length - 1)
-            part[b, start:stop] = k
-            places.append(b * columns + len(prompt) - 1)
-            places += range(b * columns + start, b * columns + stop)
-            start = stop
+            inputs = row.length - 1
+            start = b * columns + len(ids)
+            places += (b * columns + len(prompt) - 1, *range(start, start + inputs))
+            ids += row.completion.token_ids[:-1]
+            positions += range(len(prompt), len(prompt) + inputs)
+            part += [k] * inputs
+        padding = columns - len(ids)
+        input_ids.append(ids + [0] * padding)
+        position_ids.append(positions + [0] * padding)
+        parts.append(part + [-1] * padding)
+    part_of = torch.tensor(parts)
     batch = MicroBatch(
-        input_ids=input_ids,
-        attention_mask=_seen(part) if any(_shares(pack) for pack in packs) else part >= 0,
-        position_ids=position_ids,
+        input_ids=torch.tensor(input_ids),
+        attention_mask=_seen(part_of) if any(_shares(pack) for pack in packs) else part_of >= 0,
+        position_ids=torch.tensor(position_ids),
+        layout=tuple((p[0].prompt_length, *(row.length - 1 for row in p)) for p in packs),
         places=torch.tensor(places),
         tokens=_tokens(rows, support),
     )

@@ -23,21 +23,24 @@ from torch import Tensor, nn
 
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.config.optimizer import OptimizerSettings
+from antiphon.learner.policy.ranks import Ranks
 from antiphon.services.common.tensors import TORCH_DTYPES
 
 
 class MasterOptimizer:
     """Master weights of a model's trained parameters, and their optimiser.
 
-    Where the wire is float32, master and parameter are one.
+    Where the wire is float32, master and parameter are one. Where several ranks train a policy,
+    each holds, steps and saves its own part of every tensor.
 
     Args:
         parameters: What is trained, by name; each already rounded to `wire_dtype`.
         settings: How.
         wire_dtype: Number format of weights on the wire.
+        ranks: The processes that train it together; None for this one alone.
 
     Attributes:
-        masters: The master weights by name.
+        masters: The master weights by name, as far as this process holds them.
         steps: Steps so far.
     """
 
@@ -47,12 +50,15 @@ class MasterOptimizer:
         settings: OptimizerSettings,
         *,
         wire_dtype: TensorDtype,
+        ranks: Ranks | None = None,
     ) -> None:
         self.steps = 0
         self._parameters = dict(parameters)
         self._settings = settings
+        self._ranks = ranks or Ranks()
         self._wire = TORCH_DTYPES[wire_dtype]
-        self.masters = {name: self._master(p) for name, p in self._parameters.items()}
+        self._held = {name: self._ranks.local(p) for name, p in self._parameters.items()}
+        self.masters = {name: self._master(held) for name, held in self._held.items()}
         self._adamw = torch.optim.AdamW(
             self._groups(),
             lr=settings.learning_rate,
@@ -74,10 +80,11 @@ class MasterOptimizer:
             master = self.masters[name]
             if master is parameter or parameter.grad is None:
                 continue
+            gradient = self._ranks.local(parameter.grad)
             if master.grad is None:
-                master.grad = parameter.grad.float()
+                master.grad = gradient.float()
             else:
-                master.grad += parameter.grad
+                master.grad += gradient
             parameter.grad = None
 
     def drop_gradients(self) -> None:
@@ -89,7 +96,7 @@ class MasterOptimizer:
     def gradient_norm(self) -> float:
         """Norm of the whole gradient: over rows in its own format, then summed in float64."""
         rows = (torch.linalg.vector_norm(g, dim=-1).double() for g in self._grads())
-        return math.sqrt(sum(norms.square().sum().item() for norms in rows))
+        return math.sqrt(self._ranks.sum(sum(norms.square().sum().item() for norms in rows)))
 
     def step(self, gradient_norm: float) -> None:
         """Clip the gradient, whose norm is given, take one step, and round it into the model."""
@@ -108,9 +115,11 @@ class MasterOptimizer:
         states = self._adamw.state
         return {
             "optimizer_steps": self.steps,
-            "masters": {name: master.detach() for name, master in self.masters.items()},
+            "masters": {
+                name: self._saved(name, master.detach()) for name, master in self.masters.items()
+            },
             "moments": {
-                name: dict(states[master])
+                name: {key: self._saved(name, value) for key, value in states[master].items()}
                 for name, master in self.masters.items()
                 if master in states
             },
@@ -124,7 +133,7 @@ class MasterOptimizer:
         """
         masters = state["masters"]
         got = {name: tuple(tensor.shape) for name, tensor in masters.items()}
-        wanted = {name: tuple(tensor.shape) for name, tensor in self.masters.items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in self._parameters.items()}
         for name in sorted(got.keys() | wanted.keys()):
             if got.get(name) != wanted.get(name):
                 raise FieldError(
@@ -135,12 +144,13 @@ class MasterOptimizer:
                 )
         with torch.no_grad():
             for name, master in self.masters.items():
-                master.copy_(masters[name])
+                master.copy_(self._ranks.local(masters[name]))
         self._adamw.state.clear()
         for name, moments in state["moments"].items():
             master = self.masters[name]
             self._adamw.state[master] = {
-                key: value.to(master.device, copy=True) for key, value in moments.items()
+                key: self._ranks.local(value).to(master.device, copy=True)
+                for key, value in moments.items()
             }
         self.steps = state["optimizer_steps"]
         self._round_into_model()
@@ -160,12 +170,16 @@ class MasterOptimizer:
     def _grads(self) -> list[Tensor]:
         return [master.grad for master in self.masters.values() if master.grad is not None]
 
-    def _master(self, parameter: nn.Parameter) -> Tensor:
+    def _master(self, held: Tensor) -> Tensor:
         shared = self._wire is torch.float32
-        return parameter if shared else parameter.detach().to(torch.float32, copy=True)
+        return held if shared else held.detach().to(torch.float32, copy=True)
+
+    def _saved(self, name: str, value: Tensor) -> Tensor:
+        """What a checkpoint holds of a master or a moment; a count of steps as it is."""
+        return self._ranks.whole(value, self._parameters[name]) if value.ndim else value
 
     @torch.no_grad()
     def _round_into_model(self) -> None:
-        for name, parameter in self._parameters.items():
-            if self.masters[name] is not parameter:
-                parameter.copy_(self.masters[name].to(self._wire))
+        for name, held in self._held.items():
+            if self.masters[name] is not held:
+                held.copy_(self.masters[name].to(self._wire))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,15 +37,32 @@ from antiphon.learner.policy.gradient import add_gradient
 from antiphon.learner.policy.logprobs import (
     logits_logprobs,
     needs_whole_logits,
+    plain_logprobs,
     support_logprobs,
 )
-from antiphon.learner.policy.micro_batches import Row, Tokens, collate, split_rows
-from antiphon.learner.policy.number_formats import ComputeDtype, floating, to_compute_dtype
+from antiphon.learner.policy.micro_batches import (
+    Pack,
+    Row,
+    Tokens,
+    collate,
+    idle_pack,
+    split_rows,
+)
+from antiphon.learner.policy.number_formats import ComputeDtype, floating
 from antiphon.learner.policy.optimizer import MasterOptimizer
+from antiphon.learner.policy.ranks import Ranks
 from antiphon.learner.policy.recompute import layers_of, recomputed
 from antiphon.learner.policy.reference import reference_kl_loss
+from antiphon.learner.weights.wire_weights import OwnWeights, WireWeights
 
+LEAN_FROM = 1_000_000
+"""Parameters from which passes over memory weigh more than what Python does for each module."""
 MICRO_BATCH_TOKENS = 1024
+
+
+def is_small(model: nn.Module) -> bool:
+    """Whether a model's steps take most of their time in Python, one thread at a time."""
+    return sum(parameter.numel() for parameter in model.parameters()) < LEAN_FROM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +143,16 @@ class Policy:
         settings: PolicySettings,
         *,
         wire_dtype: TensorDtype = TensorDtype.BFLOAT16,
+        ranks: Ranks | None = None,
     ) -> None:
         """Round the model's weights to `wire_dtype` and make it compute with them, in eval mode.
+
+        Args:
+            agent: The agent, from 0.
+            model: What is trained; with `ranks`, this process's part of it.
+            settings: How it is trained.
+            wire_dtype: Number format of its weights on the wire.
+            ranks: The processes that train it together; None for this one alone.
 
         Raises:
             FieldError: No parameter of the model requires a gradient.
@@ -135,6 +161,7 @@ class Policy:
         self.model = model
         self.settings = settings
         self.wire_dtype = wire_dtype
+        self._ranks = ranks or Ranks()
         if is_adapted(model):
             check_adapted(agent, model)
         self._training = {module: module.training for module in model.modules()}
@@ -150,13 +177,17 @@ class Policy:
                 "requires_grad on what is to be trained",
             )
         model.eval()
-        to_compute_dtype(base_of(model), self.wire_tensors(), wire_dtype, settings.compute_dtype)
-        self._optimizer = MasterOptimizer(self._parameters, settings, wire_dtype=wire_dtype)
+        compute = settings.compute_dtype
+        self._ranks.prepare(base_of(model), self.wire_tensors(), wire_dtype, compute)
+        self._optimizer = MasterOptimizer(
+            self._parameters, settings, wire_dtype=wire_dtype, ranks=self._ranks
+        )
         # Gradients of micro-batches are added in float32.
         self._low_precision = any(p.dtype != torch.float32 for p in self._parameters.values())
         recomputing = settings.activation_checkpointing and settings.trainable
         self._layers = layers_of(model) if recomputing else []
         self.forward = Forward(model)
+        self._leaner = nullcontext if is_small(model) else self.forward.lean
 
     @property
     def optimizer_steps(self) -> int:
@@ -222,6 +253,17 @@ class Policy:
         """
         return sent_tensors(self.model)
 
+    def wire_weights(self) -> WireWeights:
+        """The weights, as a publisher asks for them."""
+        return OwnWeights(self.wire_tensors, self.wire_dtype)
+
+    def logprobs(
+        self, rows: Sequence[Row], *, tokens: int, size: int | None = None
+    ) -> list[tuple[float, ...]]:
+        """Log-probabilities of completions, full softmax at temperature 1 (`plain_logprobs`)."""
+        device = next(self.model.parameters()).device
+        return plain_logprobs(self.forward, rows, device, tokens=tokens, size=size)
+
     def state_dict(self) -> dict[str, Any]:
         """All that bitwise continuation needs, as tensors and numbers; tensors are live."""
         return self._optimizer.state_dict()
@@ -258,24 +300,33 @@ class Policy:
         settings = self.settings
         self._optimizer.drop_gradients()
         rows = [row for minibatch in minibatches for row in self._rows(minibatch, len(minibatches))]
-        device = next(iter(self._parameters.values())).device
-        total = LossStats()
-        for packs in split_rows(
-            rows,
+        batches = split_rows(
+            self._ranks.share(rows),
             tokens=settings.micro_batch_tokens,
             size=settings.micro_batch_size,
             shared_up_to=self.forward.shared_up_to,
-        ):
-            batch = collate(packs, settings.logprob_support, device)
-            whole_logits = settings.reference_kl_coef > 0 or needs_whole_logits(
-                self.forward, batch.tokens, settings.logprob_support
-            )
-            with torch.enable_grad(), recomputed(self._layers):
-                total += add_gradient(self.forward, batch, self._loss, whole_logits=whole_logits)
-            if self._low_precision:
-                self._optimizer.gather()
+        )
+        rounds = self._ranks.rounds(len(batches))
+        total = LossStats()
+        for packs in batches:
+            total += self._add_gradient(packs)
+        for _ in range(rounds - len(batches)):
+            self._add_gradient([idle_pack()])
         self._optimizer.gather()
-        return total
+        return self._ranks.total(total)
+
+    def _add_gradient(self, packs: Sequence[Pack]) -> LossStats:
+        """Add the gradient of one micro-batch to the masters'."""
+        support, device = self.settings.logprob_support, next(self.model.parameters()).device
+        batch = collate(packs, support, device)
+        whole_logits = self.settings.reference_kl_coef > 0 or needs_whole_logits(
+            self.forward, batch.tokens, support
+        )
+        with torch.enable_grad(), self._leaner(), recomputed(self._layers):
+            stats = add_gradient(self.forward, batch, self._loss, whole_logits=whole_logits)
+        if self._low_precision:
+            self._optimizer.gather()
+        return stats
 
     def _loss(self, states: Tensor, tokens: Tokens) -> tuple[Tensor, LossStats]:
         settings = self.settings

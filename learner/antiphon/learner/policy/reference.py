@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import Completion, FieldError, TensorDtype
-from antiphon.learner.arithmetic.samples import TrainedCompletion
+from antiphon.learner.checkpoints.state_files import Component
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.policy.devices import OFFLOAD, usable_devices
 from antiphon.learner.policy.forward import Forward
 from antiphon.learner.policy.logprobs import plain_logprobs
-from antiphon.learner.policy.micro_batches import Row, Tokens
+from antiphon.learner.policy.micro_batches import Row, Tokens, plain_row
 from antiphon.learner.rollout.tree import Node, ReferenceTerm
 from antiphon.services.common.sampling import full_logprobs
 from antiphon.services.common.tensors import TORCH_DTYPES, tensor_specs, wire_tensors
@@ -123,14 +123,7 @@ class Reference:
         Raises:
             FieldError: It has other weights, so the model that was given has been trained since.
         """
-        own = self.state_dict()["digest"]
-        if own != state["digest"]:
-            raise FieldError(
-                f"agents[{self._agent}]",
-                f"weights with digest {own[:12]}",
-                f"{state['digest'][:12]}, those of the model that the run began with: its "
-                "reference KL is measured against them",
-            )
+        check_same_reference(self._agent, self.state_dict()["digest"], state["digest"])
 
     def logprobs(
         self, rows: Sequence[Row], *, tokens: int, size: int | None = None
@@ -155,10 +148,38 @@ class Reference:
             self._tensors[name].data = tensor
 
 
-class ReferencedPolicy(Protocol):
-    """What of a policy in training a reference KL looks at."""
+def check_same_reference(agent: int, own: str, begun_with: str) -> None:
+    """Refuse a reference that is not the one that the run began with.
 
-    forward: Forward
+    Args:
+        agent: Whose it is.
+        own: Digest of its weights as on the wire.
+        begun_with: That of the run's first model.
+
+    Raises:
+        FieldError: They differ, so the model that was given has been trained since.
+    """
+    if own != begun_with:
+        raise FieldError(
+            f"agents[{agent}]",
+            f"weights with digest {own[:12]}",
+            f"{begun_with[:12]}, those of the model that the run began with: its reference KL is "
+            "measured against them",
+        )
+
+
+class Measured(Protocol):
+    """A policy in training or its reference, as a reference KL looks at it."""
+
+    def logprobs(
+        self, rows: Sequence[Row], *, tokens: int, size: int | None = None
+    ) -> list[tuple[float, ...]]:
+        """Log-probabilities of completions, full softmax at temperature 1 (`plain_logprobs`)."""
+        ...
+
+
+class FrozenReference(Measured, Component, Protocol):
+    """A reference; that it is the one which the run began with is checked when it is resumed."""
 
 
 T = TypeVar("T")
@@ -188,8 +209,8 @@ class References:
 
     def __init__(
         self,
-        policies: Sequence[ReferencedPolicy],
-        references: Sequence[Reference],
+        policies: Sequence[Measured],
+        references: Sequence[FrozenReference],
         agents: Sequence[Sequence[int]],
         *,
         tokens: int,
@@ -222,13 +243,11 @@ class References:
         """Terms of each node's completions, for each agent of a policy in turn."""
         groups = [node.completions[agent] for node in nodes for agent in self._agents[policy]]
         completions = [completion for group in groups for completion in group]
-        rows = [_row(completion) for completion in completions]
+        rows = [plain_row(c.prompt_token_ids, c.token_ids) for c in completions]
         tokens, size = self._tokens, self._size
         reference = self.references[policy].logprobs(rows, tokens=tokens, size=size)
-        forward = self._policies[policy].forward
-        device = next(forward.model.parameters()).device
         unknown = [r for r, c in zip(rows, completions, strict=True) if not _engines(c)]
-        own = iter(plain_logprobs(forward, unknown, device, tokens=tokens, size=size))
+        own = iter(self._policies[policy].logprobs(unknown, tokens=tokens, size=size))
         terms = iter(
             [
                 _term(_engines(completion) or next(own), logprobs)
@@ -244,13 +263,6 @@ def _engines(completion: Completion) -> tuple[float, ...]:
     They are those of the policy as it was at each token, whatever weights have come since.
     """
     return completion.full_logprobs_temperature_1
-
-
-def _row(completion: Completion) -> Row:
-    trained = TrainedCompletion(
-        completion.token_ids, completion.logprobs, completion.kept_sizes, return_=0.0, advantage=0.0
-    )
-    return Row(completion.prompt_token_ids, trained, weight=0.0)
 
 
 def _term(policy: Sequence[float], reference: tuple[float, ...]) -> ReferenceTerm:

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from antiphon.learner.config.magrpo import MAGRPOConfig
-from antiphon.learner.policy.policy import Policy, PolicySettings
-from antiphon.learner.policy.reference import Reference, References, reference_devices
+from antiphon.learner.policy.devices import OFFLOAD
+from antiphon.learner.policy.policy import Policy, PolicySettings, is_small
+from antiphon.learner.policy.reference import (
+    FrozenReference,
+    Reference,
+    References,
+    reference_devices,
+)
 from antiphon.learner.policy.step_plan import most_steps
 from antiphon.learner.run.setup import RunSetup
 
+if TYPE_CHECKING:
+    from antiphon.learner.distributed.leader import ShardedPolicy
 
-def policies_of(setup: RunSetup) -> list[Policy]:
+TrainedPolicy: TypeAlias = "Policy | ShardedPolicy"
+"""A policy in training: held by this process, or by many ranks; used alike."""
+
+
+def policies_of(setup: RunSetup) -> list[TrainedPolicy]:
     """The policies, from the models as they are. A shared one goes by its first agent."""
-    return [
-        Policy(
-            agents[0],
-            setup.agents[agents[0]].model,
-            policy_settings(
-                setup.config, agents[0], setup.learning_rate(agents[0]), most_steps(setup, agents)
-            ),
-            wire_dtype=setup.config.tensor_dtype,
-        )
-        for agents in setup.policies
-    ]
+    return [_policy(setup, agents) for agents in setup.policies]
 
 
-def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | None:
+def _policy(setup: RunSetup, agents: Sequence[int]) -> TrainedPolicy:
+    first, wire = agents[0], setup.config.tensor_dtype
+    settings = policy_settings(
+        setup.config, first, setup.learning_rate(first), most_steps(setup, agents)
+    )
+    if setup.ranks is not None:
+        return setup.ranks.policy(first, settings, wire_dtype=wire)
+    return Policy(first, setup.agents[first].model, settings, wire_dtype=wire)
+
+
+def update_threads(setup: RunSetup) -> int:
+    """Threads for the updates of all policies; one, which takes them in turn, where all are small.
+
+    Small ones would mostly wait for each other's Python.
+    """
+    if setup.ranks is not None:
+        return max(1, setup.threads // setup.ranks.ranks_here)
+    return 1 if all(is_small(agent.model) for agent in setup.agents) else max(1, setup.threads)
+
+
+def references_of(setup: RunSetup, policies: Sequence[TrainedPolicy]) -> References | None:
     """The reference of every policy, its weights as they are now; None where no KL is wanted."""
     config = setup.config
     if not config.reference_kl_enabled:
@@ -34,14 +57,17 @@ def references_of(setup: RunSetup, policies: Sequence[Policy]) -> References | N
     devices = reference_devices(config, setup.num_agents)
     return References(
         policies,
-        [
-            Reference(policy.agent, policy.model, devices[policy.agent], policy.wire_dtype)
-            for policy in policies
-        ],
+        [_reference(policy, devices[policy.agent]) for policy in policies],
         setup.policies,
         tokens=policies[0].settings.micro_batch_tokens,
         size=config.micro_batch_size,
     )
+
+
+def _reference(policy: TrainedPolicy, device: str | None) -> FrozenReference:
+    if isinstance(policy, Policy):
+        return Reference(policy.agent, policy.model, device, policy.wire_dtype)
+    return policy.reference(offload=device == OFFLOAD)
 
 
 def policy_settings(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from antiphon.clients.waiting import progressed, waiting_for
 from antiphon.learner.arithmetic.buffer import RolloutBuffer
 from antiphon.learner.arithmetic.samples import TrainingSample
 from antiphon.learner.concurrency import task_group
-from antiphon.learner.policy.freed_memory import give_back_freed_memory
+from antiphon.services.common.memory import give_back_freed_memory
 
 if TYPE_CHECKING:
     from antiphon.learner.policy.policy import StepStats
@@ -63,6 +64,8 @@ class Updates:
             the last ones of a drain may be fewer.
         max_steps: Optimiser steps after which a policy takes no more; None sets no limit. What
             would have been stepped on is dropped.
+        side_by_side: Whether policies are updated at once; else one after the other, with all
+            threads.
     """
 
     def __init__(
@@ -73,17 +76,18 @@ class Updates:
         threads: int,
         accumulated: int = 1,
         max_steps: int | None = None,
+        side_by_side: bool = True,
     ) -> None:
         self._buffers = buffers
         self._policies = policies
         self._accumulated = accumulated
         self._max_steps = max_steps
-        side_by_side = min(len(policies), max(1, threads))
+        workers = min(len(policies), max(1, threads)) if side_by_side else 1
         self._pool = ThreadPoolExecutor(
-            max_workers=side_by_side,
+            max_workers=workers,
             thread_name_prefix="antiphon-update",
             initializer=torch.set_num_threads,
-            initargs=(max(1, threads // side_by_side),),
+            initargs=(max(1, threads // workers),),
         )
 
     async def run(
@@ -98,9 +102,10 @@ class Updates:
         loop = asyncio.get_running_loop()
 
         async def update(policy: int) -> AgentUpdate:
-            return await loop.run_in_executor(
-                self._pool, self._update, policy, samples[policy], end_of_epoch
-            )
+            with waiting_for(f"the update of agent {self._buffers[policy].agent}"):
+                return await loop.run_in_executor(
+                    self._pool, self._update, policy, samples[policy], end_of_epoch
+                )
 
         async with task_group() as group:
             tasks = [group.create_task(update(policy)) for policy in range(len(self._policies))]
@@ -140,3 +145,4 @@ class Updates:
             group = minibatches[start : start + self._accumulated]
             nodes = [node for minibatch in group for node in minibatch]
             update.steps.append((nodes, steps.step(*group)))
+            progressed()

@@ -1,5 +1,7 @@
 """Progress for the person at the terminal: a live table, or a line per prompt where there is none.
 
+Where logs are JSON, so are these lines.
+
 Both are told snapshots; neither reads anything of the run.
 """
 
@@ -9,13 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from antiphon.services.common.logs import JsonStream, json_line
 
 _PROMPT_CHARACTERS = 60
 
@@ -87,7 +91,7 @@ class Silent:
 class Lines:
     """Prints a line per prompt, for logs and pipes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | JsonStream) -> None:
         self._stream = stream
         self._prompts_done = 0
 
@@ -95,7 +99,7 @@ class Lines:
         """Print a line once another prompt is trained."""
         if snapshot.prompts_done > self._prompts_done:
             self._prompts_done = snapshot.prompts_done
-            self._print(progress_line(snapshot))
+            self._print(progress_line(snapshot), **_figures(snapshot))
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -104,7 +108,10 @@ class Lines:
     def close(self) -> None:
         """Nothing to leave."""
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, **figures: Any) -> None:
+        if isinstance(self._stream, JsonStream):
+            self._stream.tell_line(json_line(text, logger="antiphon.progress", **figures))
+            return
         self._stream.write(text + "\n")
         self._stream.flush()
 
@@ -143,11 +150,32 @@ class LiveTable:
         return snapshot_table(self._snapshot, self._now() - self._shown_at)
 
 
-def open_progress(stream: TextIO | None = None) -> Progress:
+def open_progress(stream: TextIO | JsonStream | None = None) -> Progress:
     """Open a live table where `stream` (standard error by default) is a terminal, else lines."""
     stream = sys.stderr if stream is None else stream
+    if isinstance(stream, JsonStream):
+        return Lines(stream)
     console = Console(file=stream)
     return LiveTable(console) if console.is_terminal else Lines(stream)
+
+
+def _figures(snapshot: Snapshot) -> dict[str, Any]:
+    """What a machine reads of a snapshot."""
+    figures: dict[str, Any] = {
+        "run": snapshot.name,
+        "epoch": snapshot.epoch,
+        "num_epochs": snapshot.num_epochs,
+        "prompts_done": snapshot.prompts_done,
+        "prompts_total": snapshot.prompts_total,
+        "joint_actions": snapshot.joint_actions,
+        "tokens_per_second": snapshot.tokens_per_second,
+        "batch_seconds": dict(snapshot.batch_seconds),
+        "seconds_left": snapshot.seconds_left,
+    }
+    for turn in snapshot.turns:
+        figures[f"turn_{turn.turn}/reward_mean"] = turn.reward_mean
+        figures[f"turn_{turn.turn}/expected_return"] = turn.expected_return
+    return figures
 
 
 def progress_line(snapshot: Snapshot) -> str:

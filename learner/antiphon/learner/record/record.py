@@ -161,9 +161,10 @@ class RunRecord:
         if skipped:
             self._row.sum("skipped_prompts", skipped)
         if self._metrics is not None:
-            self._metrics.rollout(epoch, nodes, skipped)
+            self._metrics.run.in_epoch(epoch)
+            self._metrics.rollouts.batch(nodes, skipped)
             for turn in self._turns():
-                self._metrics.turn(turn.turn, turn.reward_mean, turn.expected_return)
+                self._metrics.rollouts.turn(turn.turn, turn.reward_mean, turn.expected_return)
         self._progress.update(self.snapshot())
 
     def updated(self, updates: Sequence[AgentUpdate]) -> None:
@@ -175,7 +176,7 @@ class RunRecord:
             for agent in self._played_with(update.agent):
                 self._optimizer_steps[agent] += sum(s.stepped for _, s in update.steps)
         if self._metrics is not None:
-            self._metrics.updates(updates)
+            self._metrics.updates.batch(updates)
 
     def published(self, publications: Sequence[Publication]) -> None:
         """Tell the publishes of a rollout batch."""
@@ -184,7 +185,7 @@ class RunRecord:
             for agent in self._played_with(publication.agent):
                 self._weights_versions[agent] = publication.version
         if self._metrics is not None:
-            self._metrics.publications(publications)
+            self._metrics.weights.batch(publications)
 
     def batch_done(self, seconds: Mapping[str, float]) -> None:
         """Tell that a rollout batch is trained and published.
@@ -201,7 +202,7 @@ class RunRecord:
         self.prompts_done += self._batch_prompts
         self._tokens_per_second = self._speed(seconds)
         if self._metrics is not None:
-            self._metrics.batch(
+            self._metrics.run.batch(
                 self._batch_prompts,
                 seconds,
                 self._tokens_per_second,
@@ -226,7 +227,7 @@ class RunRecord:
                 evaluation.nodes, epoch=self.epoch, prompts_before=self.prompts_done
             )
         if self._metrics is not None:
-            self._metrics.evaluation(evaluation)
+            self._metrics.evaluations.made(evaluation)
         self._tell_row(dict(sorted(evaluation.figures.items())))
         self._doing = ("", "", 0)
         self._progress.update(self.snapshot())
@@ -234,12 +235,12 @@ class RunRecord:
     def saved(self, seconds: float) -> None:
         """Tell that a checkpoint is complete, and how long it took."""
         if self._metrics is not None:
-            self._metrics.checkpoint(seconds)
+            self._metrics.checkpoints.written(seconds)
 
     def save_failed(self) -> None:
         """Tell that a checkpoint could not be written."""
         if self._metrics is not None:
-            self._metrics.checkpoint_failed()
+            self._metrics.checkpoints.failed()
 
     def finish(self, state: RunState, error: str = "") -> None:
         """Write the last row and the summary, and close the display.
@@ -313,7 +314,7 @@ class RunRecord:
         self._weights_versions = list(state["weights_versions"])
         self._optimizer_steps = list(state["optimizer_steps"])
         if self._metrics is not None:
-            self._metrics.go_on(self.prompts_done)
+            self._metrics.run.go_on(self.prompts_done)
         self._folder.cut_metrics(state["metrics_size"])
         self._rollouts.rewind(self.prompts_done)
 
@@ -325,7 +326,7 @@ class RunRecord:
     def _tell_state(self, state: RunState) -> None:
         self._state = state
         if self._metrics is not None:
-            self._metrics.state(state)
+            self._metrics.run.state(state)
 
     def _seconds(self) -> float:
         """Seconds that the run has been under way, over all its processes."""

@@ -36,8 +36,8 @@ def rollouts(
 
     Examples:
         antiphon rollouts runs/demo
-        antiphon rollouts runs/demo --row 7 --limit 0 | less -R
-        antiphon rollouts runs/demo --epoch 2 --turn 2
+        antiphon rollouts runs/demo --row 1 --limit 0 | less -R
+        antiphon rollouts runs/demo --epoch 1 --turn 2
         antiphon rollouts runs/demo --limit 0 --json > rollouts.jsonl
     """
     found = read_trees(

@@ -45,6 +45,8 @@ class PromptEncoder:
         config: Says which prompts are chats, and whether conversations go on.
         agent: Whose prompts, for the settings and errors.
         tokenizer: The agent's; left as it is.
+        context: Most tokens that its model takes; of a text that is far longer the ids of its
+            beginning are given, which do not fit either. None where that is not known.
 
     Raises:
         FieldError: Prompts are to become chats and the tokenizer has no chat template, or one that
@@ -52,8 +54,13 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, config: PromptConfig, agent: int, tokenizer: PreTrainedTokenizerBase
+        self,
+        config: PromptConfig,
+        agent: int,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int | None = None,
     ) -> None:
+        self._context = context
         self._agent = agent
         self._tokenizer = tokenizer
         self._wraps = applies_chat_template(config, agent)
@@ -77,13 +84,13 @@ class PromptEncoder:
                     f"one for agent {self._agent}, and a prompt that is text: {content!r:.80}",
                     "apply_chat_template=True, or prompts that are chat messages",
                 )
-            ids = encode_prompt(self._tokenizer, content)
+            ids = encode_prompt(self._tokenizer, content, enough=self._context)
             return AgentPrompt(content, tuple(ids), plain=content)
         self._try_template()
         messages = messages_of(content)
         if self._system_prompt is not None and messages[0].role != "system":
             messages = (ChatMessage("system", self._system_prompt), *messages)
-        ids = encode_text(self._tokenizer, self._rendered(messages))
+        ids = self._ids(self._rendered(messages))
         return AgentPrompt(content, tuple(ids), chat=True, plain=messages)
 
     def append(self, before: AgentPrompt, answer: Completion, content: str | Chat) -> AgentPrompt:
@@ -102,7 +109,7 @@ class PromptEncoder:
             said = answer.token_ids + self._after(answer.token_ids[-1] if ended else None, content)
         elif isinstance(content, str):
             kept = answer.token_ids[:-1] if ended else answer.token_ids
-            said = (*kept, *encode_text(self._tokenizer, content))
+            said = (*kept, *self._ids(content))
         else:
             raise FieldError(
                 "conversation",
@@ -123,12 +130,15 @@ class PromptEncoder:
             )
         asked = (ChatMessage("user", "ask"), ChatMessage("assistant", _ANSWER))
         after = self._after_answer((*asked, *messages), opens=True)
-        ids = encode_text(self._tokenizer, after)
+        ids = self._ids(after)
         if end is None:
             return tuple(ids)
         closing = _shared_beginning(after, self._after_answer(asked, opens=False))
-        of_closing = ids[: len(encode_text(self._tokenizer, closing))]
+        of_closing = ids[: len(self._ids(closing))]
         return tuple(ids[of_closing.index(end) + 1 :] if end in of_closing else ids)
+
+    def _ids(self, text: str) -> list[int]:
+        return encode_text(self._tokenizer, text, enough=self._context)
 
     def _after_answer(self, messages: Chat, *, opens: bool) -> str:
         before, found, after = self._rendered(messages, opens=opens).rpartition(_ANSWER)
@@ -173,11 +183,22 @@ def _shared_beginning(one: str, other: str) -> str:
 
 
 def prompt_encoders(
-    config: PromptConfig, tokenizers: Sequence[PreTrainedTokenizerBase]
+    config: PromptConfig,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    contexts: Sequence[int | None] | None = None,
 ) -> list[PromptEncoder]:
     """One encoder per agent, agent 0 first.
+
+    Args:
+        config: As for `PromptEncoder`.
+        tokenizers: The agents'.
+        contexts: The most tokens that each agent's model takes, where known.
 
     Raises:
         FieldError: As `PromptEncoder`.
     """
-    return [PromptEncoder(config, agent, tokenizer) for agent, tokenizer in enumerate(tokenizers)]
+    limits = contexts or [None] * len(tokenizers)
+    return [
+        PromptEncoder(config, agent, tokenizer, limit)
+        for agent, (tokenizer, limit) in enumerate(zip(tokenizers, limits, strict=True))
+    ]

@@ -34,6 +34,7 @@ from antiphon.learner.concurrency import task_group
 from antiphon.learner.data.chats import shown
 from antiphon.learner.data.tasks import Row
 from antiphon.learner.record.stages import GENERATE, SCORE, TRANSITION, StageClock
+from antiphon.learner.rollout.fit import misfit
 from antiphon.learner.rollout.tree import (
     AgentPrompt,
     Branch,
@@ -392,16 +393,6 @@ def _agent_actions(node: Node, samples: Sequence[int]) -> tuple[AgentAction, ...
     return tuple(
         AgentAction(node.prompts[agent].content, node.completions[agent][sample].text)
         for agent, sample in enumerate(samples)
-    )
-
-
-def misfit(agent: int, prompt_tokens: int, max_new_tokens: int, context_length: int) -> str:
-    """Why a prompt leaves no room for a whole completion; empty where it does."""
-    if prompt_tokens + max_new_tokens <= context_length:
-        return ""
-    return (
-        f"agent {agent}: a prompt of {prompt_tokens} tokens and max_new_tokens {max_new_tokens} "
-        f"exceed the context of {context_length} tokens"
     )
 
 

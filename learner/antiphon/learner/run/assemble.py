@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from itertools import islice
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.generation import GenerationClient
+from antiphon.clients.names import is_name
 from antiphon.clients.types import FieldError, Phase, SamplingParameters
 from antiphon.learner.arithmetic.buffer import RolloutBuffer
 from antiphon.learner.checkpoints.checkpoints import Checkpoints
@@ -24,8 +26,7 @@ from antiphon.learner.evaluation.evaluation import Evaluator, evaluation_samplin
 from antiphon.learner.evaluation.plan import Evaluations
 from antiphon.learner.local import LocalServices
 from antiphon.learner.policy.adapters import sent_tensors
-from antiphon.learner.policy.policy import Policy
-from antiphon.learner.policy.setup import policies_of, references_of
+from antiphon.learner.policy.setup import TrainedPolicy, policies_of, references_of, update_threads
 from antiphon.learner.policy.step_plan import schedule_notes
 from antiphon.learner.policy.updates import Updates
 from antiphon.learner.record.record import RunRecord
@@ -36,7 +37,7 @@ from antiphon.learner.rollout.centralized import CentralizedPrompts, SplitAction
 from antiphon.learner.rollout.judges import Judges, open_judges
 from antiphon.learner.rollout.prompt_encoding import prompt_encoders
 from antiphon.learner.rollout.prompts import TokenizedPrompts
-from antiphon.learner.rollout.rollout import PromptWriter, Rollout, RolloutShape, misfit
+from antiphon.learner.rollout.rollout import PromptWriter, Rollout, RolloutShape
 from antiphon.learner.rollout.scoring import OnMainThread
 from antiphon.learner.rollout.seeds import completion_seed
 from antiphon.learner.run.dead_streak import DeadStreak
@@ -45,15 +46,20 @@ from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.loop import TrainingRun
 from antiphon.learner.run.setup import RunSetup, save_policies
 from antiphon.learner.weights.connect import (
-    check_alike,
-    check_fit,
+    Terms,
+    admit,
+    agreed,
+    answering,
     largest_incarnation,
-    model_infos,
     needs_of,
-    smallest_context,
 )
+from antiphon.learner.weights.lease import LeaseWait
+from antiphon.learner.weights.membership import Membership, is_elastic, resolve_all
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, RunIdentity
+from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity
+from antiphon.learner.weights.wire_weights import OwnWeights
+from antiphon.services.common.models import context_length
+from antiphon.services.common.weights_store import WeightsStore
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,11 @@ class Assembly:
         self._context = context
         self._stack = stack
         self._clock = StageClock()
-        encoders = prompt_encoders(self._config, [agent.tokenizer for agent in setup.agents])
+        encoders = prompt_encoders(
+            self._config,
+            [agent.tokenizer for agent in setup.agents],
+            [context_length(agent.model.config) for agent in setup.agents],
+        )
         self._prompts: PromptWriter = (
             TokenizedPrompts(setup.prompts, encoders, context.on_main_thread)
             if setup.centralized is None
@@ -116,11 +126,11 @@ class Assembly:
             AgentPublisher(
                 identity,
                 agents[0],
-                policies[number].wire_tensors,
-                config.tensor_dtype,
+                policies[number].wire_weights(),
                 replicas[number],
                 timeout=config.push_timeout,
                 deltas=config.delta_pushes,
+                store=self._weights_store(),
             )
             for number, agents in enumerate(setup.policies)
         ]
@@ -136,6 +146,11 @@ class Assembly:
         dead_streak = DeadStreak(self._config.dead_groups_limit)
         self._context.checkpoints.add("dead_groups", [dead_streak])
         await self._restore(policies, publishers)
+        self._follow(served)
+        # What is here by now stays: a collection need not look at all of it, for a tenth of a
+        # second each time, while every replica waits.
+        gc.freeze()
+        self._stack.callback(gc.unfreeze)
         return TrainingRun(
             self._config,
             tasks=setup.tasks,
@@ -171,11 +186,13 @@ class Assembly:
             AgentPublisher(
                 identity,
                 agents[0],
-                partial(sent_tensors, setup.agents[agents[0]].model),
-                config.tensor_dtype,
+                OwnWeights(
+                    partial(sent_tensors, setup.agents[agents[0]].model), config.tensor_dtype
+                ),
                 replicas[number],
                 timeout=config.push_timeout,
                 deltas=False,
+                store=self._weights_store(),
             )
             for number, agents in enumerate(setup.policies)
         ]
@@ -183,6 +200,7 @@ class Assembly:
             for publisher in publishers:
                 group.create_task(publisher.publish())
         served = _Served(identity, replicas, services, publishers)
+        self._follow(served)
         evaluator = self._evaluator(
             served,
             await self._judges(),
@@ -190,13 +208,22 @@ class Assembly:
         assert evaluator is not None  # the trainer has an evaluation dataset
         return evaluator
 
+    def _weights_store(self) -> WeightsStore | None:
+        url = self._config.weights_store
+        if url is None:
+            return None
+        store = WeightsStore(url)
+        store.create()
+        return store
+
     async def _connected(
         self,
-    ) -> tuple[list[list[Replica]], list[_Services], RunIdentity]:
+    ) -> tuple[list[Replicas], list[Terms], RunIdentity]:
         """Each policy's replicas and what they have in common; prompts to evaluate on fit them."""
+        self._endpoints = await self._local.generation()
         replicas = [
-            [self._replica(endpoint) for endpoint in endpoints]
-            for endpoints in await self._local.generation()
+            await self._replicas(agents, endpoints)
+            for agents, endpoints in zip(self._setup.policies, self._endpoints, strict=True)
         ]
         services, identity = await self._meet(replicas)
         evaluation = self._setup.evaluation
@@ -208,7 +235,7 @@ class Assembly:
         return replicas, services, identity
 
     async def _restore(
-        self, policies: Sequence[Policy], publishers: Sequence[AgentPublisher]
+        self, policies: Sequence[TrainedPolicy], publishers: Sequence[AgentPublisher]
     ) -> None:
         """Put these into checkpoints; all parts of a resumed run go on where it left off.
 
@@ -222,18 +249,51 @@ class Assembly:
             for agent in agents:
                 status.agents[agent].optimizer_steps = policy.optimizer_steps
 
-    async def _meet(
-        self, replicas: Sequence[Sequence[Replica]]
-    ) -> tuple[list[_Services], RunIdentity]:
+    async def _replicas(self, agents: Sequence[int], endpoints: Sequence[Endpoint]) -> Replicas:
+        """Who is behind these addresses and names; the end of one's own service ends the run."""
+        config, note = self._config, self._context.status.note
+        found = await resolve_all(
+            endpoints, timeout=config.control_timeout, start_timeout=config.start_timeout
+        )
+        return Replicas(
+            map(self._replica, found),
+            agent=agents[0],
+            patience=config.replicas_timeout if self._setup.endpoints(agents) else None,
+            grow=is_elastic(endpoints),
+            lease=LeaseWait(agents[0], longest=config.start_timeout, note=note),
+            note=note,
+        )
+
+    def _follow(self, served: _Served) -> None:
+        """Follow the services given by address, which may come and go, until the run ends."""
+        config = self._config
+        for number, (endpoints, replicas) in enumerate(
+            zip(self._endpoints, served.replicas, strict=True)
+        ):
+            if replicas.patience is not None:
+                Membership(
+                    endpoints,
+                    replicas,
+                    served.publishers[number],
+                    connect=self._replica,
+                    admit=partial(
+                        admit, terms=served.services[number], timeout=config.control_timeout
+                    ),
+                    every=config.resolve_interval,
+                    timeout=config.control_timeout,
+                ).start(self._stack)
+
+    async def _meet(self, replicas: Sequence[Replicas]) -> tuple[list[Terms], RunIdentity]:
         """Each policy's services, and the run's incarnation, stored before the first push."""
         folder, config = self._context.folder, self._config
         full_logprobs = config.logprob_support == "full"
-        services: list[_Services] = []
+        services: list[Terms] = []
         found = 0
         for number, agents in enumerate(self._setup.policies):
             agent = self._setup.agents[agents[0]]
-            infos = await model_infos(
+            infos = await answering(
                 replicas[number],
+                all_of_them=not any(map(is_name, self._endpoints[number])),
                 start_timeout=config.start_timeout,
                 timeout=config.control_timeout,
             )
@@ -248,24 +308,14 @@ class Assembly:
                 trained=config.is_trainable(agents[0]),
                 return_kl_ahead=config.return_kl_ahead,
             )
-            check_alike(infos, agents[0])
-            for replica, info in zip(replicas[number], infos, strict=True):
-                check_fit(info, needs, replica.address)
-            offered = all(info.capabilities.full_logprobs for info in infos)
             wanted = full_logprobs or config.reference_kl_enabled
-            services.append(
-                _Services(
-                    smallest_context(infos, agent.model),
-                    offered and wanted,
-                    all(info.capabilities.token_ids for info in infos),
-                )
-            )
-            found = max(found, largest_incarnation(infos, folder.run_id))
+            services.append(agreed(infos, needs, agent.model, full_logprobs=wanted))
+            found = max(found, largest_incarnation(infos.values(), folder.run_id))
         incarnation = self._context.status.incarnation = folder.next_incarnation(found)
         return services, RunIdentity(folder.run_id, incarnation)
 
     async def _check_first_prompts(
-        self, tasks: Tasks, services: Sequence[_Services], most_rows: int
+        self, tasks: Tasks, services: Sequence[Terms], most_rows: int
     ) -> None:
         """Refuse a dataset with a first prompt that leaves no room for its completion.
 
@@ -277,23 +327,23 @@ class Assembly:
         rows: list[Row] = await self._context.on_main_thread(
             lambda: list(islice(tasks.epoch(), count)), tasks.name
         )
-        context_of = {
-            agent: service.context_length
+        terms_of = {
+            agent: service
             for agents, service in zip(self._setup.policies, services, strict=True)
             for agent in agents
         }
         for row in rows:
             for agent, prompt in enumerate(await self._prompts.first(row.task)):
                 tokens, most = len(prompt.token_ids), self._config.max_new_tokens
-                detail = misfit(agent, tokens, most, context_of[agent])
+                detail = terms_of[agent].misfit(agent, tokens, most)
                 if known and detail:
                     raise FieldError(
                         f"{tasks.name}[{row.row}]",
                         detail,
-                        "shorter prompts, or a smaller max_new_tokens",
+                        "shorter prompts, a smaller max_new_tokens, or services that take more",
                     )
 
-    def _updates(self, policies: Sequence[Policy]) -> Updates:
+    def _updates(self, policies: Sequence[TrainedPolicy]) -> Updates:
         config = self._config
         buffers = [
             RolloutBuffer(
@@ -306,12 +356,14 @@ class Assembly:
             for agents in self._setup.policies
         ]
         self._context.checkpoints.add("buffer", buffers)
+        ranks = self._setup.ranks
         updates = Updates(
             buffers,
             policies,
-            threads=self._setup.threads,
+            threads=update_threads(self._setup),
             accumulated=config.gradient_accumulation_steps,
             max_steps=config.max_steps,
+            side_by_side=ranks is None or ranks.side_by_side,
         )
         self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates
@@ -413,9 +465,10 @@ class Assembly:
             served.replicas[number],
             served.publishers[number],
             sampling=sampling,
-            context_length=served.services[number].context_length,
+            context_length=served.services[number].room(self._config.max_new_tokens),
             timeout=self._config.generate_timeout,
             include_full_logprobs=full,
+            retry=self._config.retry,
             repeats_whole=self._config.max_staleness == 0,
         )
 
@@ -437,25 +490,12 @@ class Assembly:
 
 
 @dataclass(frozen=True)
-class _Services:
-    """What a policy's services have in common.
-
-    `context_length` is that of the smallest, `full_logprobs` says whether they are asked for
-    log-probabilities under the full softmax too, `token_ids` whether all take prompts as those.
-    """
-
-    context_length: int
-    full_logprobs: bool
-    token_ids: bool
-
-
-@dataclass(frozen=True)
 class _Served:
     """The policies as they are served, policy 0 first in every list."""
 
     identity: RunIdentity
-    replicas: Sequence[Sequence[Replica]]
-    services: Sequence[_Services]
+    replicas: Sequence[Replicas]
+    services: Sequence[Terms]
     publishers: Sequence[AgentPublisher]
 
     @property

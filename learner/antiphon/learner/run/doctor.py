@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.generation import GenerationClient
+from antiphon.clients.names import UnresolvedError, resolve
 from antiphon.clients.reach import Remark, Verdict, reach
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
@@ -44,17 +45,44 @@ async def examine(config: RunConfig) -> list[Patient]:
     Addresses that a run starts itself are not looked at: there is nothing yet.
     """
     models = [_architecture(config, number) for number in range(len(config.agents))]
+    unknown: list[Patient] = []
+    behind = [
+        [
+            endpoint
+            for address in agent.addresses
+            for endpoint in await _behind(config, number, address, unknown)
+        ]
+        for number, agent in enumerate(config.agents)
+    ]
     async with task_group() as group:
         examined = [
-            group.create_task(_generation(config, number, address, models[number]))
-            for number, agent in enumerate(config.agents)
-            for address in agent.addresses
+            group.create_task(_generation(config, number, endpoint, models[number]))
+            for number, endpoints in enumerate(behind)
+            for endpoint in endpoints
         ]
         if config.reward.address is not None:
             examined.append(group.create_task(_reward(config, config.reward.address)))
         if config.transition.address is not None:
             examined.append(group.create_task(_transition(config, config.transition.address)))
-    return [task.result() for task in examined]
+    return unknown + [task.result() for task in examined]
+
+
+async def _behind(
+    config: RunConfig, number: int, address: Endpoint, unknown: list[Patient]
+) -> tuple[Endpoint, ...]:
+    """The services behind an address or a name; a name without any is noted in `unknown`."""
+    endpoint = config.endpoint(address)
+    try:
+        found = await resolve(endpoint, timeout=config.magrpo.control_timeout)
+    except (UnresolvedError, ValueError) as error:
+        found, why = (), str(error)
+    else:
+        why = "nobody is behind it"
+    if not found:
+        advice = "start its services, or compare the name; docs/elastic.md"
+        remark = Remark("name", Verdict.FAULT, why, advice)
+        unknown.append(Patient(f"agents[{number}]", endpoint.address, (remark,)))
+    return found
 
 
 def _architecture(config: RunConfig, number: int) -> Architecture | Remark | None:
@@ -71,7 +99,7 @@ def _architecture(config: RunConfig, number: int) -> Architecture | Remark | Non
 async def _generation(
     config: RunConfig, number: int, address: Endpoint, model: Architecture | Remark | None
 ) -> Patient:
-    endpoint, timeout = config.endpoint(address), config.magrpo.control_timeout
+    endpoint, timeout = address, config.magrpo.control_timeout
     size = 0
     if isinstance(model, Architecture):
         size = model.parameters * _BYTES[config.magrpo.wire_dtype]
@@ -150,7 +178,8 @@ def _context(config: RunConfig, info: ModelInfo) -> Remark:
             f"{context} tokens, and max_new_tokens is {most}",
             "lower magrpo.max_new_tokens, or serve with a longer context",
         )
-    return Remark("context", Verdict.OK, f"{context} tokens, {context - most} of them for prompts")
+    prompts = min(context - most, info.longest_prompt)
+    return Remark("context", Verdict.OK, f"{context} tokens, {prompts} of them for prompts")
 
 
 def _bound(info: ModelInfo) -> Remark:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,6 +101,20 @@ class Architecture:
         return context_length(self.model.config)
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """Most tokens of a prompt with its completion, and of a prompt alone."""
+
+    context: int = sys.maxsize
+    prompt: int = sys.maxsize
+
+    def within(self, info: ModelInfo) -> _Limits:
+        """What a service leaves of it."""
+        return _Limits(
+            min(self.context, info.context_length), min(self.prompt, info.longest_prompt)
+        )
+
+
 class Inspection:
     """Looks at a run's parts one after the other; what fails is a finding, and the rest goes on."""
 
@@ -117,13 +132,13 @@ class Inspection:
         if config.eval_dataset is not None or config.magrpo.best_metric is not None:
             await self._look("evaluation", lambda: self._evaluation(prompts))
         models = await self._models()
-        contexts = await self._generation(models)
+        limits = await self._generation(models)
         if prompts is not None and tasks is not None:
             for agent in range(len(config.players)):
                 number = agent % len(models)  # one model may play all agents
                 model = models[number]
                 if model is not None:
-                    await self._prompt_lengths(agent, prompts, tasks, model, contexts[number])
+                    await self._prompt_lengths(agent, prompts, tasks, model, limits[number])
         await self._reward()
         await self._transition()
         await self._look("run", self._folder)
@@ -197,11 +212,11 @@ class Inspection:
             models.append(loaded[key])
         return models
 
-    async def _generation(self, models: Sequence[Architecture | None]) -> list[int]:
-        """Look at every address; the context that each agent has in the end."""
-        contexts = []
+    async def _generation(self, models: Sequence[Architecture | None]) -> list[_Limits]:
+        """Look at every address; what each agent's prompts must fit in the end."""
+        limits = []
         for number, (agent, model) in enumerate(zip(self._config.agents, models, strict=True)):
-            context = 0 if model is None else model.context
+            least = _Limits() if model is None else _Limits(model.context, model.context)
             if not agent.addresses:
                 self._findings.append(
                     Finding(f"agents[{number}]", True, "a generation service is started here")
@@ -217,9 +232,9 @@ class Inspection:
 
                 info = await self._look(f"agents[{number}] at {address.address}", look)
                 if info is not None:
-                    context = min(context or info.context_length, info.context_length)
-            contexts.append(context)
-        return contexts
+                    least = least.within(info)
+            limits.append(least)
+        return limits
 
     async def _model_info(
         self, number: int, address: Endpoint, model: Architecture | None
@@ -241,13 +256,14 @@ class Inspection:
                 return_kl_ahead=self._config.magrpo.return_kl_ahead,
             )
             check_fit(info, needs, address.address)
+        prompts = f", prompts of at most {info.longest_prompt}" if info.max_prompt_tokens else ""
         return info, (
             f"serving {info.model} with engine {info.engine}, vocabulary {info.vocabulary_size}, "
-            f"context {info.context_length}, weights version {info.loaded.version}"
+            f"context {info.context_length}{prompts}, weights version {info.loaded.version}"
         )
 
     async def _prompt_lengths(
-        self, agent: int, prompts: Prompts, tasks: Tasks, model: Architecture, context: int
+        self, agent: int, prompts: Prompts, tasks: Tasks, model: Architecture, limits: _Limits
     ) -> None:
         def look() -> tuple[None, str]:
             joint = centralized_from(self._config, prompts)
@@ -261,12 +277,19 @@ class Inspection:
                 tokens = len(encoder.encode(content).token_ids)
                 if tokens > longest:
                     longest, where = tokens, row.row
-            most = self._config.magrpo.max_new_tokens
+            most, context = self._config.magrpo.max_new_tokens, limits.context
             if longest + most > context:
                 raise FieldError(
                     f"dataset[{where}]",
                     f"a prompt of {longest} tokens and max_new_tokens {most}",
                     f"{context} together at most, the context; shorten one of them",
+                )
+            if longest > limits.prompt:
+                raise FieldError(
+                    f"dataset[{where}]",
+                    f"a prompt of {longest} tokens",
+                    f"at most {limits.prompt}, as its generation services take; shorten it, or "
+                    "serve with a higher limit",
                 )
             detail = f"longest {longest} tokens, with max_new_tokens {most} of {context}"
             return None, detail

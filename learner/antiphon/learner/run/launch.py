@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from antiphon.learner.record.trackers.opening import open_trackers
 from antiphon.learner.run.assemble import Assembly, RunContext
 from antiphon.learner.run.early_stop import EarlyStop
 from antiphon.learner.run.setup import RunSetup, save_policies
+from antiphon.learner.run.watchdog import Watchdog, on_main_thread
 from antiphon.learner.weights.replicas import RunSupersededError
 from antiphon.services.common.hosting import Host
 from antiphon.services.common.main_thread import MainThread
@@ -66,7 +67,10 @@ def train(
     settings = checkpoints or checkpoint_settings(setup.config)
     launch = _Launch(setup, folder, main_thread, settings, resume, notes)
     with RunSignals(launch.kill_children) as signals:
-        state = main_thread.serve(partial(launch.run, signals))
+        try:
+            state = main_thread.serve(partial(launch.run, signals))
+        finally:
+            launch.release_watchdog()
     signals.raise_received()
     return state
 
@@ -92,11 +96,17 @@ class _Launch:
         self._description = described(setup)
         self._local: LocalServices | None = None
         self._trackers: list[Tracker] = []
+        self._watchdog: Watchdog | None = None
 
     def kill_children(self) -> None:
         """End the children at once."""
         if self._local is not None:
             self._local.kill()
+
+    def release_watchdog(self) -> None:
+        """Let the process live: the run has ended, with every thread of its event loop."""
+        if self._watchdog is not None:
+            self._watchdog.release()
 
     async def run(self, signals: RunSignals) -> RunState:
         """The whole run; the learner's own service answers from its beginning to its end."""
@@ -141,14 +151,18 @@ class _Launch:
             self._status,
             control,
             checkpoints,
-            self._on_main_thread,
+            partial(on_main_thread, self._main_thread),
             self._early_stop,
         )
         if setup.evaluation is None:
             control.evaluations.refuse("this run has no evaluation dataset")
-        async with self._served(LearnerServicer(self._status, control, self._events)):
+        watchdog = self._watchdog = Watchdog(
+            setup.config.progress_timeout, doing=self._doing, paused=self._status.is_paused
+        )
+        servicer = LearnerServicer(self._status, control, self._events)
+        async with watchdog.watching(), self._served(servicer):
             try:
-                return await self._told(self._train(context))
+                return await self._told(self._train(context, watchdog))
             finally:
                 control.end()
 
@@ -161,6 +175,8 @@ class _Launch:
                 state = RunState.FINISHED
             except StoppedError:
                 state = RunState.STOPPED
+            if self._setup.ranks is not None:
+                await asyncio.to_thread(self._setup.ranks.check)
             if self._setup.save_models:
                 await asyncio.to_thread(self._save_models)
         except BaseException as failure:
@@ -178,7 +194,7 @@ class _Launch:
             self._events.close()
         return state
 
-    async def _train(self, context: RunContext) -> None:
+    async def _train(self, context: RunContext, watchdog: Watchdog) -> None:
         """Start services, train, end services; the policies hand their models back."""
         for note in self._notes:
             self._status.note(note)
@@ -192,12 +208,14 @@ class _Launch:
         local = self._local = LocalServices(self._setup, self._folder.path, host)
         async with local.running(), AsyncExitStack() as stack:
             assembly = Assembly(self._setup, local, context, stack)
-            run = await context.control.unless_stopped(assembly.training_run())
             try:
                 async with task_group() as group:
-                    watching = group.create_task(local.watch())
+                    watches = [group.create_task(watchdog.stuck())]
+                    run = await context.control.unless_stopped(assembly.training_run())
+                    watches.append(group.create_task(local.watch()))
                     await run.train()
-                    watching.cancel()
+                    for watch in watches:
+                        watch.cancel()
             except RunSupersededError:
                 raise
             except Exception:
@@ -242,8 +260,11 @@ class _Launch:
         if self._early_stop is not None:
             self._early_stop.observe(row)
 
-    async def _on_main_thread(self, function: Callable[[], Any], what: str) -> Any:
-        return await self._main_thread.run(function, timeout=None, what=what)
+    def _doing(self) -> str:
+        """What the run is doing, for who asks why it does not get on."""
+        now = self._record.snapshot()
+        turn = f", turn {now.turn} of {now.prompt[:60]!r}" if now.turn else ""
+        return f"working on {now.stage} of epoch {now.epoch}{turn}" if now.stage else ""
 
     def _tell_hung(self, error: Exception) -> None:
         self._status.note(str(error))

@@ -90,7 +90,8 @@ class TrainingRun:
         Raises:
             StoppedError: Somebody asked for the end; updates and publishing have finished.
         """
-        self._record.published(await self._publish(range(len(self._publishers))))
+        everyone = self._publish(range(len(self._publishers)))
+        self._record.published(await self._control.unless_stopped(everyone))
         self._checkpoints.ready()
         self._status.change(RunState.TRAINING)
         await self._evaluate()

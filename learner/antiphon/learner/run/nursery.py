@@ -30,6 +30,8 @@ IMPORTED = (
 )
 START_SECONDS = 120.0
 """Seconds in which the nursery must have imported; then services are started without it."""
+HEAR_SECONDS = 0.2
+"""Longest wait for the nursery's words at a time: another thread may hear those for this one."""
 _SAID_BYTES = 2000
 
 _warm: list[Nursery] = []
@@ -45,6 +47,7 @@ def child_environment(threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+        "GRPC_VERBOSITY": "ERROR",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -158,7 +161,9 @@ class Nursery:
             os.close(theirs)
         deadline = time.monotonic() + START_SECONDS
         while not self._pids:
-            if not self._hear(deadline - time.monotonic()):
+            left = max(0.0, deadline - time.monotonic())
+            self._hear(min(left, HEAR_SECONDS))
+            if not self._pids and (self._silent or left == 0):
                 stdin.close()
                 raise NurseryError(self._gone())
         return Born(self, self._pids.pop(), stdin)
@@ -172,7 +177,9 @@ class Nursery:
         deadline = None if timeout is None else time.monotonic() + timeout
         while pid not in self._codes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if self._hear(left) or pid in self._codes:
+            if self._hear(HEAR_SECONDS if left is None else min(left, HEAR_SECONDS)):
+                continue
+            if pid in self._codes or (not self._silent and left != 0):
                 continue
             if not self._silent:
                 return None

@@ -30,6 +30,7 @@ from antiphon.services.common.user_functions import RewardFunction, TransitionFu
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from antiphon.learner.distributed.leader import Leader
     from antiphon.learner.rollout.centralized import Centralized
 
 
@@ -66,7 +67,8 @@ class RunSetup:
     `generation_arguments` go to every service that it starts. `merge_adapters` saves models with
     their adapters in their weights too.
     `trackers` are told the metrics, as `wandb` says. With `centralized` the one agent writes the
-    joint answer of several roles. `evaluation` None evaluates nothing.
+    joint answer of several roles. `evaluation` None evaluates nothing. `ranks` hold the policies
+    where several processes do; the agents' models are then without their weights.
     """
 
     config: MAGRPOConfig
@@ -86,6 +88,7 @@ class RunSetup:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     centralized: Centralized | None = None
     evaluation: EvaluationSetup | None = None
+    ranks: Leader | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot train, before anything is started.
@@ -186,8 +189,9 @@ def save_policies(setup: RunSetup, folder: Path) -> None:
     with _without_bars():
         for number, *_ in setup.policies:
             agent = setup.agents[number]
+            model = agent.model if setup.ranks is None else setup.ranks.whole_model(number)
             save_agent(
-                folder / f"agent_{number}", agent.model, agent.tokenizer, merge=setup.merge_adapters
+                folder / f"agent_{number}", model, agent.tokenizer, merge=setup.merge_adapters
             )
 
 

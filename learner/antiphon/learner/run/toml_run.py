@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,7 @@ from antiphon.learner.data.formatters import Prompts
 from antiphon.learner.data.sources import open_dataset
 from antiphon.learner.data.tasks import Tasks
 from antiphon.learner.evaluation.setup import EvaluationSetup, evaluation_setup
-from antiphon.learner.policy.adapters import with_adapter
+from antiphon.learner.policy.adapters import base_of, with_adapter
 from antiphon.learner.policy.devices import usable_devices
 from antiphon.learner.record.progress import Silent, open_progress
 from antiphon.learner.record.trackers.settings import WandbConfig, trackers_of
@@ -31,8 +31,13 @@ from antiphon.learner.run.setup import AgentSetup, RunSetup, usable_cores
 from antiphon.services.common.load_function import load_function
 from antiphon.services.common.models import load_model, load_tokenizer
 
+if TYPE_CHECKING:
+    from antiphon.learner.distributed.leader import Leader
 
-def train_from_config(config: RunConfig, *, resume: str | None = None) -> RunState:
+
+def train_from_config(
+    config: RunConfig, *, resume: str | None = None, ranks: Leader | None = None
+) -> RunState:
     """Train the run that a TOML file describes, on the main thread.
 
     The run folder gets the resolved settings, the record, and the trained models where
@@ -41,6 +46,7 @@ def train_from_config(config: RunConfig, *, resume: str | None = None) -> RunSta
     Args:
         config: The run.
         resume: The run or checkpoint to go on from, as in `MAGRPOTrainer.train`; None begins anew.
+        ranks: The processes that hold the policies; None for this one alone.
 
     Returns:
         FINISHED, or STOPPED where somebody asked for the end.
@@ -51,7 +57,7 @@ def train_from_config(config: RunConfig, *, resume: str | None = None) -> RunSta
         SystemExit: SIGTERM came (143); the run has ended in order.
         Exception: The root error of a run that failed.
     """
-    setup = setup_from_config(config)
+    setup = setup_from_config(config, ranks)
     checkpoints = checkpoint_settings(config.magrpo)
     run = open_run(
         setup,
@@ -72,8 +78,8 @@ def train_from_config(config: RunConfig, *, resume: str | None = None) -> RunSta
     return state
 
 
-def setup_from_config(config: RunConfig) -> RunSetup:
-    """The run, with models loaded and functions found.
+def setup_from_config(config: RunConfig, ranks: Leader | None = None) -> RunSetup:
+    """The run, with models loaded and functions found; models stay empty where `ranks` hold them.
 
     Raises:
         FieldError: A setting does not fit the models or the data.
@@ -93,7 +99,7 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         prompts=prompts,
         reward=reward,
         transition=_function_or_service(config, config.transition),
-        agents=_agents(config),
+        agents=_agents(config, ranks),
         open_progress=open_progress
         if config.wandb is None or config.wandb.shows_progress
         else Silent,
@@ -107,10 +113,11 @@ def setup_from_config(config: RunConfig) -> RunSetup:
         centralized=centralized_from(config, prompts),
         evaluation=evaluation_from_config(config),
         generation_arguments=config.generation.arguments,
+        ranks=ranks,
     )
 
 
-def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
+def _agents(config: RunConfig, ranks: Leader | None) -> tuple[AgentSetup, ...]:
     devices = usable_devices(config.magrpo.agent_devices, len(config.players))
     agents: list[AgentSetup] = []
     for number, settings in enumerate(config.players):
@@ -119,14 +126,15 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
         if agents and config.magrpo.shared_policy:
             agents.append(replace(agents[0], endpoints=addresses, learning_rate=rate))
             continue
-        model = load_model(settings.model, dtype=torch.float32, gguf_file=settings.gguf_file)
+        if ranks is None:
+            model = _model(config, number).to(settings.device or devices[number])
+        else:
+            model = ranks.sources[number].architecture(torch.float32)
         tokenizer = _tokenizer(settings)
-        check_vocabulary(number, model, tokenizer)
-        if lora := of_agent(config.training.lora, number):
-            model = with_adapter(model, lora, agent=number, seed=config.magrpo.seed)
+        check_vocabulary(number, base_of(model), tokenizer)
         agents.append(
             AgentSetup(
-                model.to(settings.device or devices[number]),
+                model,
                 tokenizer,
                 Path(settings.model).name if Path(settings.model).exists() else settings.model,
                 addresses,
@@ -134,6 +142,15 @@ def _agents(config: RunConfig) -> tuple[AgentSetup, ...]:
             )
         )
     return tuple(agents)
+
+
+def _model(config: RunConfig, agent: int) -> Any:
+    settings = config.players[agent]
+    model = load_model(settings.model, dtype=torch.float32, gguf_file=settings.gguf_file)
+    lora = of_agent(config.training.lora, agent)
+    if lora is None:
+        return model
+    return with_adapter(model, lora, agent=agent, seed=config.magrpo.seed)
 
 
 def evaluation_from_config(config: RunConfig) -> EvaluationSetup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,9 @@ from antiphon.clients.errors import CallError
 from antiphon.clients.types import FieldError, ModelInfo, PushKind
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.policy.adapters import is_adapted
-from antiphon.learner.weights.replicas import Replica
+from antiphon.learner.rollout.fit import misfit
+from antiphon.learner.weights.replicas import Replica, Replicas
+from antiphon.learner.weights.start_wait import StartWait
 from antiphon.services.common.models import context_length, tokenizer_fingerprint
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def needs_of(
 
 
 async def model_infos(
-    replicas: Sequence[Replica],
+    replicas: Iterable[Replica],
     *,
     start_timeout: float,
     timeout: float,
@@ -84,18 +86,63 @@ async def model_infos(
     return [task.result() for task in asked]
 
 
+async def answering(
+    replicas: Replicas, *, all_of_them: bool, start_timeout: float, timeout: float
+) -> dict[str, ModelInfo]:
+    """What an agent's first replicas run, by address, as `model_infos` says.
+
+    Behind a name one that answers is enough: who has not answered `timeout` seconds after the first
+    is left out until it does.
+
+    Raises:
+        CallError: As `model_infos`; behind a name where no replica answered.
+    """
+    if all_of_them:
+        infos = await model_infos(replicas, start_timeout=start_timeout, timeout=timeout)
+        return {replica.address: info for replica, info in zip(replicas, infos, strict=True)}
+    asked = {asyncio.create_task(_model_info(r, start_timeout, timeout)): r for r in replicas}
+    try:
+        waiting, answered = set(asked), set[asyncio.Task[ModelInfo]]()
+        while waiting and not answered:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            answered = {task for task in done if task.exception() is None}
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+    finally:
+        for task in asked:
+            task.cancel()
+    infos_of: dict[str, ModelInfo] = {}
+    for task, replica in asked.items():
+        if task.done() and not task.cancelled() and task.exception() is None:
+            infos_of[replica.address] = task.result()
+        else:
+            replica.reachable = replica.serving = False
+    if not infos_of:
+        next(iter(asked)).result()  # raises why
+    return infos_of
+
+
 async def _model_info(replica: Replica, start_timeout: float, timeout: float) -> ModelInfo:
     deadline = time.monotonic() + start_timeout
+    absence = StartWait(start_timeout)
     while True:
         try:
             info = await replica.client.get_model_info(timeout)
         except CallError as error:
             if not error.transient or time.monotonic() > deadline:
                 raise
+            absence.tell(f"{replica.address}: {error.summary}")
             await asyncio.sleep(0.5)
         else:
-            replica.acknowledged, replica.push_kinds = info.loaded, info.capabilities.push_kinds
+            _note(replica, info)
             return info
+
+
+def _note(replica: Replica, info: ModelInfo) -> None:
+    can = info.capabilities
+    replica.acknowledged, replica.push_kinds = info.loaded, can.push_kinds
+    replica.reads_store = info.reads_store
+    replica.batch_rows, replica.delta_dtypes = can.batch_rows, can.delta_dtypes
 
 
 def check_fit(info: ModelInfo, needs: Needs, address: str) -> None:
@@ -164,12 +211,101 @@ def check_alike(infos: Sequence[ModelInfo], agent: int) -> None:
         )
 
 
-def smallest_context(infos: Sequence[ModelInfo], model: PreTrainedModel) -> int:
-    """Most tokens of prompt and completion that every replica and the learner's model take."""
-    return min(context_length(model.config), *(info.context_length for info in infos))
+@dataclass(frozen=True)
+class Terms:
+    """What a run has agreed on with an agent's first replicas, and what later ones must offer.
+
+    Attributes:
+        needs: Of the agent.
+        context_length: Most tokens of prompt and completion together, of the smallest.
+        max_prompt_tokens: Most tokens of a prompt alone, of the smallest.
+        full_logprobs: They are asked for log-probabilities under the full softmax too.
+        token_ids: Prompts are sent as token ids.
+        fixed: They keep the weights that they started with.
+    """
+
+    needs: Needs
+    context_length: int
+    max_prompt_tokens: int
+    full_logprobs: bool
+    token_ids: bool
+    fixed: bool
+
+    def room(self, max_new_tokens: int) -> int:
+        """Most tokens of a prompt and that many new ones together."""
+        return min(self.context_length, self.max_prompt_tokens + max_new_tokens)
+
+    def misfit(self, agent: int, prompt_tokens: int, max_new_tokens: int) -> str:
+        """Why a prompt and a whole completion do not fit; empty where they do."""
+        if detail := misfit(agent, prompt_tokens, max_new_tokens, self.context_length):
+            return detail
+        if prompt_tokens <= self.max_prompt_tokens:
+            return ""
+        return (
+            f"agent {agent}: a prompt of {prompt_tokens} tokens, where its services take prompts "
+            f"of at most {self.max_prompt_tokens}"
+        )
 
 
-def largest_incarnation(infos: Sequence[ModelInfo], run_id: str) -> int:
+def agreed(
+    infos: Mapping[str, ModelInfo], needs: Needs, model: PreTrainedModel, *, full_logprobs: bool
+) -> Terms:
+    """What an agent's first replicas have in common, by address.
+
+    Args:
+        infos: What each of them runs.
+        needs: Of the agent.
+        model: The learner's.
+        full_logprobs: To be asked for, where all offer them.
+
+    Raises:
+        FieldError: One of them does not fit, or they cannot have one version.
+    """
+    check_alike(list(infos.values()), needs.agent)
+    for address, info in infos.items():
+        check_fit(info, needs, address)
+    can = [info.capabilities for info in infos.values()]
+    contexts = [context_length(model.config), *(info.context_length for info in infos.values())]
+    return Terms(
+        needs,
+        min(contexts),
+        min(info.longest_prompt for info in infos.values()),
+        full_logprobs and all(one.full_logprobs for one in can),
+        all(one.token_ids for one in can),
+        not any(one.push_kinds for one in can),
+    )
+
+
+async def admit(replica: Replica, terms: Terms, timeout: float) -> None:
+    """Let a replica join a run: ask what it runs and has loaded, and note it.
+
+    Raises:
+        CallError: It did not answer, or refused.
+        FieldError: It does not fit the agent, or offers less than the first replicas did.
+    """
+    info = await replica.client.get_model_info(timeout)
+    check_fit(info, terms.needs, replica.address)
+    where, can = f"agents[{terms.needs.agent}] at {replica.address}", info.capabilities
+    offers = {
+        f"a context of {terms.context_length} tokens": info.context_length >= terms.context_length,
+        f"prompts of {terms.max_prompt_tokens} tokens": (
+            info.longest_prompt >= min(terms.max_prompt_tokens, terms.context_length)
+        ),
+        "log-probabilities of the full softmax": can.full_logprobs or not terms.full_logprobs,
+        "prompts as token ids": can.token_ids or not terms.token_ids,
+        "pushes of weights": bool(can.push_kinds) or terms.fixed,
+        "weights that stay": not can.push_kinds or not terms.fixed,
+    }
+    if missing := [what for what, offered in offers.items() if not offered]:
+        raise FieldError(
+            where,
+            f"engine {info.engine!r} without {', '.join(missing)}",
+            "what the agent's first replicas offered",
+        )
+    _note(replica, info)
+
+
+def largest_incarnation(infos: Iterable[ModelInfo], run_id: str) -> int:
     """The largest incarnation of a run that any replica knows, 0 where none does."""
     known = [0]
     for info in infos:

@@ -7,31 +7,35 @@ of all tensors. The base is frozen and is encoded once more only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from antiphon.clients.digest import tensor_checksum, weights_digest
-from antiphon.clients.types import (
-    LoadedWeights,
-    PushHeader,
-    PushKind,
-    TensorDtype,
-    TensorSpec,
-)
+from antiphon.clients.types import LoadedWeights, PushHeader, PushKind, TensorSpec
+from antiphon.learner.weights.published import Published, Step
 from antiphon.learner.weights.replicas import RunIdentity
-from antiphon.learner.weights.wire_copy import Step, WireCopy
+from antiphon.learner.weights.wire_weights import WireWeights
 from antiphon.services.common.lora import adapter_dtype, is_adapter_tensor
-from antiphon.services.common.tensors import to_bytes
+
+Read = Callable[[int], memoryview]
+"""Gives the bytes of a push's tensor, or of its encoded change, by index."""
+
+
+class MovedOnError(Exception):
+    """What a push brings is no longer here: the weights have moved on since it was made."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """A push. `whole` makes that of all tensors, where this one is of an adapter alone."""
+    """A push, whose tensors are read one at a time.
+
+    `reader` None says that its bytes are in a store alone. `whole` makes the push of all tensors,
+    where this one is of an adapter alone.
+    """
 
     header: PushHeader
-    buffers: tuple[bytes | memoryview, ...]
+    reader: Read | None
     whole: Callable[[], Push] | None = None
 
     @property
@@ -40,8 +44,14 @@ class Push:
         return sum(self.header.sizes)
 
     def read(self, index: int) -> memoryview:
-        """The bytes of the tensor with this index, or of its encoded change."""
-        return memoryview(self.buffers[index])
+        """The bytes of the tensor with this index, or of its encoded change.
+
+        Raises:
+            MovedOnError: They are no longer here.
+        """
+        if self.reader is None:
+            raise MovedOnError(f"version {self.header.version} is in the weights store alone")
+        return self.reader(index)
 
 
 class WeightsEncoder:
@@ -50,44 +60,41 @@ class WeightsEncoder:
     Args:
         identity: The run that publishes.
         agent: Whose weights these are, counted from 0.
-        tensors: The weights as they are on the wire, by name; read at every `encode`.
-        dtype: Their number format on the wire.
+        weights: Theirs.
         deltas: Keep what was encoded last, so that what changes can be sent alone.
     """
 
     def __init__(
-        self,
-        identity: RunIdentity,
-        agent: int,
-        tensors: Callable[[], Mapping[str, Tensor]],
-        dtype: TensorDtype,
-        *,
-        deltas: bool,
+        self, identity: RunIdentity, agent: int, weights: WireWeights, *, deltas: bool
     ) -> None:
         self._identity = identity
         self._agent = agent
-        self._tensors = tensors
-        self._dtype = dtype
-        self._copy = WireCopy(dtype) if deltas else None
+        self._weights = weights
+        self._published = Published(weights) if deltas else None
         self._base: tuple[TensorSpec, ...] = ()
+        self._encoding = threading.RLock()
+        """Held while weights are kept, or read as they were: threads do both."""
 
     def encode(self, version: int) -> Push:
         """The present weights as this version. Pushes made before are of no use any more."""
-        tensors = self._tensors()
-        if any(map(is_adapter_tensor, tensors)):
-            return self._adapter(tensors, version)
-        if self._copy is None:
-            return self._push(version, PushKind.FULL, self._parts(tensors))
-        self._copy.update(tensors, version)
-        return self.published(version)
+        with self._encoding:
+            shapes = self._weights.shapes()
+            if any(map(is_adapter_tensor, shapes)):
+                return self._adapter(shapes, version)
+            if self._published is None:
+                specs = self._specs(shapes, shapes)
+                return self._push(version, PushKind.FULL, specs, self._reading(specs, {}))
+            self._published.take(shapes, version)
+            return self.published(version)
 
     def published(self, version: int) -> Push:
         """What was encoded last as this version, whole; encoded anew where nothing was kept."""
-        copy = self._copy
-        if copy is None or not copy.digest:
-            return self.encode(version)
-        parts = list(zip(copy.specs, copy.buffers(), strict=True))
-        return self._push(version, PushKind.FULL, parts)
+        with self._encoding:
+            published = self._published
+            if published is None or not published.digest:
+                return self.encode(version)
+            specs = published.specs
+            return self._push(version, PushKind.FULL, specs, self._reading_kept(published))
 
     def path(self, start: LoadedWeights, push: Push) -> list[Push]:
         """The fewest bytes that bring who has loaded `start` to what `push` brings.
@@ -95,15 +102,17 @@ class WeightsEncoder:
         Either deltas, one for each version that was missed, an empty one where the weights are
         there already; or `push` itself.
         """
-        if self._copy is None or push.header.kind is not PushKind.FULL or not start.digest:
+        published = self._published
+        if published is None or push.header.kind is not PushKind.FULL or not start.digest:
             return [push]
         if start.digest == push.header.digest:
-            nothing = tuple(b"" for _ in push.buffers)
-            step = Step(start.digest, push.header.version, start.digest, self._copy.specs, nothing)
+            specs = push.header.tensors
+            nothing = (b"",) * len(specs)
+            step = Step(start.digest, push.header.version, start.digest, specs, nothing)
             return [self._delta(step, start.version)]
         pushes: list[Push] = []
         while start.digest != push.header.digest:
-            found = self._copy.step_from(start.digest)
+            found = published.step_from(start.digest)
             if found is None:
                 return [push]
             pushes.append(self._delta(found, start.version))
@@ -123,34 +132,33 @@ class WeightsEncoder:
             base_digest=step.base_digest,
             delta_sizes=tuple(map(len, step.changes)),
         )
-        return Push(header, step.changes)
+        return Push(header, lambda index: memoryview(step.changes[index]))
 
-    def _adapter(self, tensors: Mapping[str, Tensor], version: int) -> Push:
-        adapter = {name: t for name, t in tensors.items() if is_adapter_tensor(name)}
-        base = {name: t for name, t in tensors.items() if name not in adapter}
+    def _adapter(self, shapes: Mapping[str, tuple[int, ...]], version: int) -> Push:
+        names = [name for name in shapes if is_adapter_tensor(name)]
         if not self._base:
-            self._base = tuple(spec for spec, _ in self._parts(base))
+            self._base = self._specs(shapes, [name for name in shapes if name not in names])
         # Copied, so that a push of all tensors that comes later is of this version all the same.
-        parts = [(spec, memoryview(bytes(buffer))) for spec, buffer in self._parts(adapter)]
-        return self._push(
-            version,
-            PushKind.ADAPTER,
-            parts,
-            base=self._base,
-            whole=lambda: self._push(version, PushKind.FULL, [*self._parts(base), *parts]),
-        )
+        held = {name: memoryview(bytes(self._weights.present(name))) for name in names}
+        adapter = tuple(self._spec(name, shapes[name], held[name]) for name in names)
+
+        def whole() -> Push:
+            specs = sorted((*self._base, *adapter), key=lambda spec: spec.name)
+            return self._push(version, PushKind.FULL, specs, self._reading(specs, held))
+
+        read = self._reading(adapter, held)
+        return self._push(version, PushKind.ADAPTER, adapter, read, base=self._base, whole=whole)
 
     def _push(
         self,
         version: int,
         kind: PushKind,
-        parts: Sequence[tuple[TensorSpec, memoryview]],
+        specs: Sequence[TensorSpec],
+        read: Read,
         *,
         base: tuple[TensorSpec, ...] = (),
         whole: Callable[[], Push] | None = None,
     ) -> Push:
-        ordered = sorted(parts, key=lambda part: part[0].name)
-        specs = tuple(spec for spec, _ in ordered)
         header = PushHeader(
             run_id=self._identity.run_id,
             incarnation=self._identity.incarnation,
@@ -158,16 +166,44 @@ class WeightsEncoder:
             version=version,
             digest=weights_digest((*base, *specs)),
             kind=kind,
-            tensors=specs,
+            tensors=tuple(specs),
             base_digest=weights_digest(base) if base else b"",
         )
-        return Push(header, tuple(buffer for _, buffer in ordered), whole)
+        return Push(header, read, whole)
 
-    def _parts(self, tensors: Mapping[str, Tensor]) -> list[tuple[TensorSpec, memoryview]]:
-        parts = []
-        for name, tensor in tensors.items():
-            dtype = adapter_dtype(name, self._dtype)
-            buffer = to_bytes(tensor, dtype)
-            spec = TensorSpec(name, dtype, tuple(tensor.shape), tensor_checksum(buffer))
-            parts.append((spec, buffer))
-        return parts
+    def _specs(
+        self, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]
+    ) -> tuple[TensorSpec, ...]:
+        """Of present tensors, looked at one at a time."""
+        return tuple(self._spec(n, shapes[n], self._weights.present(n)) for n in names)
+
+    def _spec(self, name: str, shape: tuple[int, ...], buffer: memoryview) -> TensorSpec:
+        dtype = adapter_dtype(name, self._weights.dtype)
+        return TensorSpec(name, dtype, shape, tensor_checksum(buffer))
+
+    def _reading(self, specs: Sequence[TensorSpec], held: Mapping[str, memoryview]) -> Read:
+        """Reads what is held here, and the present weights as long as they are those."""
+
+        def read(index: int) -> memoryview:
+            spec = specs[index]
+            if spec.name in held:
+                return held[spec.name]
+            with self._encoding:
+                buffer = self._weights.present(spec.name)
+            if tensor_checksum(buffer) != spec.checksum:
+                raise MovedOnError(f"{spec.name} is no longer what the push says")
+            return buffer
+
+        return read
+
+    def _reading_kept(self, published: Published) -> Read:
+        """Reads the weights that are published now, until others are."""
+        digest, specs = published.digest, published.specs
+
+        def read(index: int) -> memoryview:
+            with self._encoding:
+                if published.digest != digest:
+                    raise MovedOnError(f"{specs[index].name} has been published anew")
+                return self._weights.kept(specs[index].name)
+
+        return read

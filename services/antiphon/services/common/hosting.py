@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from antiphon.services.common.allocator import keep_no_freed_blocks
 from antiphon.services.common.errors import UserFunctionTimeoutError
+from antiphon.services.common.garbage import short_collections
 from antiphon.services.common.logs import configure_logging
 from antiphon.services.common.main_thread import MainThread
 from antiphon.services.common.server import Server, ServerSettings
@@ -51,6 +53,7 @@ def host_function(settings: ServerSettings, make_server: Callable[[Host], Server
     Raises:
         StartError: The server cannot start.
     """
+    keep_no_freed_blocks()
     # A crash inside native code then tells where, after the line that names the call.
     if not faulthandler.is_enabled() and sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
@@ -67,7 +70,9 @@ def host_function(settings: ServerSettings, make_server: Callable[[Host], Server
             stop.request(f"{error.function} hangs", EXIT_HUNG)
 
         async def serve() -> int:
-            return await run_until_stopped(make_server(Host(main_thread, on_hung)), stop)
+            server = make_server(Host(main_thread, on_hung))
+            with short_collections():
+                return await run_until_stopped(server, stop)
 
         return main_thread.serve(serve)
 

@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import atexit
+import io
 import json
 import logging
+import math
 import sys
+import threading
 from datetime import UTC, datetime
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FAILURE = "antiphon: "
+"""How what a command fails with begins."""
+
+
+def json_line(message: str, *, logger: str, level: str = "info", **fields: Any) -> str:
+    """One JSON object: time, level, logger, message, and what `fields` add."""
+    return _json_line(datetime.now(UTC).timestamp(), level, logger, message, fields)
+
+
+def _json_line(
+    seconds: float, level: str, logger: str, message: str, fields: dict[str, Any]
+) -> str:
+    head: dict[str, Any] = {
+        "time": datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds"),
+        "level": level,
+        "logger": logger,
+        "message": message,
+    }
+    # Escaped, a line is one line of JSON whatever the stream's encoding.
+    added = {name: _known(value) for name, value in fields.items() if name not in head}
+    return json.dumps(head | added, default=str)
+
+
+def _known(value: Any) -> Any:
+    """The value with what JSON has no name for, such as NaN, as text."""
+    if isinstance(value, dict):
+        return {str(key): _known(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class JsonFormatter(logging.Formatter):
@@ -18,16 +53,12 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
-        fields: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        fields: dict[str, Any] = {}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         fields |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        level, message = record.levelname.lower(), record.getMessage()
+        return _json_line(record.created, level, record.name, message, fields)
 
 
 class TextFormatter(logging.Formatter):
@@ -42,13 +73,92 @@ class TextFormatter(logging.Formatter):
         return " ".join([super().formatMessage(record), *extra])
 
 
+class JsonStream(io.TextIOBase):
+    """A text stream that puts JSON objects on another: what is written up to a line's end is one.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+        self._unfinished = ""
+        self._lock = threading.RLock()  # A signal may come in the middle of a line.
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of what is written."""
+        return "utf-8"
+
+    def writable(self) -> bool:
+        """Whether it can be written to."""
+        return True
+
+    def fileno(self) -> int:
+        """Of the stream beneath, for a child that is to write there."""
+        return self.stream.fileno()
+
+    def write(self, text: str, /) -> int:
+        """Take text in; what has a line's end at its end is told."""
+        with self._lock:
+            self._unfinished += text
+            if text.endswith("\n"):
+                self._tell()
+        return len(text)
+
+    def tell_line(self, line: str) -> None:
+        """Put a line there that is JSON by now."""
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def tell_rest(self) -> None:
+        """Tell what no line's end came after."""
+        with self._lock:
+            self._tell()
+
+    def _tell(self) -> None:
+        text, self._unfinished = self._unfinished.strip("\r\n"), ""
+        if text.startswith(_FAILURE):
+            message = text.removeprefix(_FAILURE)
+            self.tell_line(json_line(message, logger="antiphon", level="error"))
+        elif text.strip():
+            self.tell_line(json_line(text, logger="stderr"))
+
+
 def configure_logging(format: LogFormat = "text", level: str = "info") -> None:  # noqa: A002
     """Sends every logger's records to standard error, in place of what was set before.
+
+    With "json" every line of it is one JSON object: warnings, exceptions that nobody caught, and
+    what is printed there by whomever, too. What native code writes is not.
 
     Args:
         format: "text" for people, "json" for machines.
         level: "debug", "info", "warning" or "error".
     """
-    handler = logging.StreamHandler(sys.stderr)
+    stream: Any = sys.stderr
+    if isinstance(stream, JsonStream):
+        stream = sys.stderr = stream.stream
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(format == "json")
+    if format == "json":
+        printed = JsonStream(stream)
+        atexit.register(printed.tell_rest)
+        sys.stderr = printed
+        sys.excepthook = _log_uncaught
+        threading.excepthook = _log_uncaught_in_thread
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger("antiphon").critical(
+        "%s: %s", kind.__name__, error, exc_info=(kind, error, trace)
+    )
+
+
+def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None and failure.exc_type is not SystemExit:
+        _log_uncaught(failure.exc_type, failure.exc_value, failure.exc_traceback)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _CONTEXT_ATTRIBUTES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_CHARACTERS_PER_TOKEN = 16
+_CUT_TOKENS = 64
+"""Tokens that a text may have more of because it was cut in the middle of a word."""
 
 
 def _location(source: str | Path, gguf_file: str | None) -> tuple[str, dict[str, Any]]:
@@ -35,7 +38,7 @@ def load_model(
     weights: bool = True,
     gguf_file: str | None = None,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode.
+    """A causal language model in evaluation mode, from safetensors or GGUF.
 
     Args:
         source: Hub name, folder, or path of a `.gguf` file.
@@ -45,23 +48,42 @@ def load_model(
     """
     where, keywords = _location(source, gguf_file)
     if weights:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **keywords)
+        # Other formats are pickled: loading them runs what is in them.
+        safe = keywords or {"use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **safe)
     else:
-        config = AutoConfig.from_pretrained(where, **keywords)
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = load_architecture(source, dtype=dtype, gguf_file=gguf_file)
         for parameter in model.parameters():
             parameter.data.zero_()
-        # Tying is part of the initialisation that was left out.
-        model.tie_weights()
-        if (Path(where) / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(where)
     if keywords:
         # The weights are plain numbers now: without this the model counts as quantised and
         # refuses to be saved.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
+    return model.eval()
+
+
+def load_architecture(
+    source: str | Path, *, dtype: torch.dtype, gguf_file: str | None = None
+) -> PreTrainedModel:
+    """A causal language model whose weights are memory that nobody has written to yet.
+
+    Pages that are never touched take no memory, so it costs next to nothing.
+
+    Args:
+        source: Hub name, folder, or path of a `.gguf` file.
+        dtype: Number format of its weights.
+        gguf_file: A GGUF file within `source`.
+    """
+    where, keywords = _location(source, gguf_file)
+    config = AutoConfig.from_pretrained(where, **keywords)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    # Tying is part of the initialisation that was left out.
+    model.tie_weights()
+    if (Path(where) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(where)
     return model.eval()
 
 
@@ -112,20 +134,43 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> bytes:
 
 
 def encode_text(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    *,
+    special: bool = False,
+    enough: int | None = None,
 ) -> list[int]:
-    """Token ids of a text as it is; `special` adds what the tokenizer puts around a text."""
-    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    """Token ids of a text as it is.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text.
+        special: Adds what the tokenizer puts around a text.
+        enough: More tokens than anybody can use. Of a much longer text the ids of its beginning
+            are given, more than `enough`: megabytes would take minutes. None for all of them.
+    """
+
+    def ids_of(some: str) -> list[int]:
+        return list(tokenizer(some, add_special_tokens=special, verbose=False)["input_ids"])
+
+    beginning = None if enough is None else text[: enough * _CHARACTERS_PER_TOKEN]
+    if enough is not None and beginning is not None and len(beginning) < len(text):
+        ids = ids_of(beginning)
+        if len(ids) > enough + _CUT_TOKENS:
+            return ids
+    return ids_of(text)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, enough: int | None = None
+) -> list[int]:
     """Token ids of a prompt text, taken as it is (no chat template).
 
     The tokenizer's special tokens are added unless the text begins with those that it puts in
-    front.
+    front. `enough` is that of `encode_text`.
     """
-    plain = encode_text(tokenizer, text)
-    full = encode_text(tokenizer, text, special=True)
+    plain = encode_text(tokenizer, text, enough=enough)
+    full = encode_text(tokenizer, text, special=True, enough=enough)
     prefix = _added_in_front(full, plain)
     return plain if prefix and plain[: len(prefix)] == prefix else full
 
@@ -137,15 +182,17 @@ def _added_in_front(full: list[int], plain: list[int]) -> list[int]:
     return []
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[int]:
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, *, enough: int | None = None
+) -> list[int]:
     """Token ids of chat messages under the tokenizer's chat template, ready for an answer.
 
-    No special tokens are added to those of the template.
+    No special tokens are added to those of the template. `enough` is that of `encode_text`.
 
     Raises:
         FieldError: The tokenizer has no chat template.
     """
-    return encode_text(tokenizer, render_chat(tokenizer, chat))
+    return encode_text(tokenizer, render_chat(tokenizer, chat), enough=enough)
 
 
 def render_chat(

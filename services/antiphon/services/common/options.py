@@ -66,11 +66,11 @@ def server_command(command: Callable[..., int | None]) -> Callable[..., None]:
         try:
             code = command(*args, **values, server=ServerSettings(**settings))
         except (StartError, FieldError, UserFunctionError) as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"antiphon: {error}", err=True)
             raise typer.Exit(2) from error
         except ValidationError as error:
             first = error.errors()[0]
-            typer.echo(f"error: {first['loc'][0]}: {first['msg']}", err=True)
+            typer.echo(f"antiphon: {first['loc'][0]}: {first['msg']}", err=True)
             raise typer.Exit(2) from error
         sys.stdout.flush()
         raise typer.Exit(code or 0)

@@ -19,9 +19,13 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from antiphon.clients import tracing
-from antiphon.clients.channel_options import server_options
+from antiphon.clients.channel_options import MAX_MESSAGE_BYTES, server_options
+from antiphon.services.common.access import Access, Auth
+from antiphon.services.common.admission import Admission, Limits, Requests
+from antiphon.services.common.backlog import bound_backlog
 from antiphon.services.common.errors import StartError
-from antiphon.services.common.interceptors import Auth, Errors, Identity, Metrics, Requests, Traces
+from antiphon.services.common.interception import Streams
+from antiphon.services.common.interceptors import Errors, Identity, Metrics, Traces
 from antiphon.services.common.prometheus import (
     rpc_metrics,
     serve_metrics,
@@ -31,7 +35,6 @@ from antiphon.services.common.prometheus import (
 from antiphon.services.common.server_settings import ServerSettings
 from antiphon.services.common.stopping import StopSignals, run_until_stopped
 from antiphon.services.common.tls import server_credentials
-from antiphon.services.common.token_file import TokenFile
 
 __all__ = ["Server", "ServerSettings", "StartError", "StopSignals", "run_until_stopped"]
 
@@ -114,7 +117,7 @@ class Server:
             tell_certificate(settings.tls_cert, self._registry)
         self.address = _bind(self._server, settings.host, settings.port, credentials)
         if settings.health_port is not None:
-            self._health_server = grpc.aio.server(options=_OPTIONS)
+            self._health_server = grpc.aio.server(options=_options())
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
             host = settings.health_host or (
                 "127.0.0.1" if settings.host.startswith("unix:") else settings.host
@@ -184,13 +187,20 @@ class Server:
     def _make_server(self) -> grpc.aio.Server:
         settings = self.settings
         expose = settings.on_loopback or settings.expose_tracebacks
-        interceptors = [self._metrics, Errors(expose_tracebacks=expose)]
+        limits = Limits(settings.max_calls, settings.max_request_bytes, settings.stall_seconds)
+        interceptors = [Streams(limits.stall_seconds), self._metrics]
         if settings.traces:
-            interceptors.insert(1, Traces())
-        if settings.token_file is not None:
-            interceptors.append(Auth(TokenFile(settings.token_file).token))
-        interceptors += [Identity(), Requests()]
-        options: list[tuple[str, int | str]] = list(_OPTIONS)
+            interceptors.append(Traces())
+        interceptors.append(Errors(expose_tracebacks=expose))
+        if settings.token_file or settings.access_file:
+            access = Access(
+                settings.token_file,
+                settings.access_file,
+                certificates_shown=settings.tls_client_ca is not None,
+            )
+            interceptors.append(Auth(access))
+        interceptors += [Admission(limits), Identity(), Requests(limits)]
+        options = _options(settings.max_message_bytes)
         if settings.max_connection_age_seconds is not None:
             age = int(settings.max_connection_age_seconds * 1000)
             options.append(("grpc.max_connection_age_ms", age))
@@ -215,8 +225,9 @@ class Server:
         part.replace(path)
 
 
-# Without SO_REUSEPORT a taken port is an error instead of a server that gets half of the calls.
-_OPTIONS = [*server_options(), ("grpc.so_reuseport", 0)]
+def _options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int | str]]:
+    # Without SO_REUSEPORT a taken port is an error instead of a server that gets half of the calls.
+    return [*server_options(max_message_bytes=max_message_bytes), ("grpc.so_reuseport", 0)]
 
 
 def _bind(
@@ -243,6 +254,8 @@ def _bind(
             f"cannot listen on {target}: the address is taken or not of this machine; choose "
             "another --port (0 for any free one) or --host"
         ) from cause
+    if not unix:
+        bound_backlog(bound)
     return target if unix else f"{target.rpartition(':')[0]}:{bound}"
 
 

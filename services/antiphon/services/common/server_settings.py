@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from antiphon.clients.channel_options import MAX_MESSAGE_BYTES
 from antiphon.services.common.errors import StartError
 
 
@@ -40,6 +41,11 @@ class ServerSettings(BaseModel):
     token_file: Path | None = Field(
         None, description="File with the token that callers must send; read again when it changes."
     )
+    access_file: Path | None = Field(
+        None,
+        description="TOML file that names callers, by token or certificate, and what each may do; "
+        "read again when it changes (docs/security.md).",
+    )
     insecure: bool = Field(
         False, description="Listen off loopback without TLS and token; for closed networks."
     )
@@ -69,6 +75,23 @@ class ServerSettings(BaseModel):
         gt=0,
         description="Ask callers to reconnect after this time, so that they find new replicas.",
     )
+    max_calls: int = Field(
+        1024, ge=1, description="Most calls at once; more are refused with RESOURCE_EXHAUSTED."
+    )
+    max_message_bytes: int = Field(
+        MAX_MESSAGE_BYTES, ge=1, description="Largest message that is taken."
+    )
+    max_request_bytes: int = Field(
+        1 << 30,
+        ge=1,
+        description="Most bytes of the requests of calls under way; more are refused with "
+        "RESOURCE_EXHAUSTED.",
+    )
+    stall_seconds: float = Field(
+        120,
+        gt=0,
+        description="Seconds that a caller may leave a request unfinished or an answer unread.",
+    )
     address_file: Path | None = Field(
         None, description="File that gets the bound addresses as JSON once the server serves."
     )
@@ -96,11 +119,18 @@ class ServerSettings(BaseModel):
                 f"--drain-seconds {self.drain_seconds:g} must be within --grace-seconds "
                 f"{self.grace_seconds:g}"
             )
-        guarded = self.tls_cert is not None and (self.token_file or self.tls_client_ca)
+        if self.max_request_bytes < self.max_message_bytes:
+            raise StartError(
+                f"--max-request-bytes {self.max_request_bytes} must hold a message of "
+                f"--max-message-bytes {self.max_message_bytes}"
+            )
+        known = self.token_file or self.access_file or self.tls_client_ca
+        guarded = self.tls_cert is not None and known
         if not (self.on_loopback or guarded or self.insecure):
             raise StartError(
                 f"refusing to listen on {self.host}, which other machines can reach, without "
-                "protection: give --tls-cert and --tls-key with --token-file or --tls-client-ca, "
+                "protection: give --tls-cert and --tls-key with --token-file, --access-file or "
+                "--tls-client-ca, "
                 "or listen on 127.0.0.1, or say --insecure where the network itself is closed"
             )
 

@@ -13,6 +13,9 @@ from antiphon.clients.types import FieldError, TensorDtype, TensorSpec
 TORCH_DTYPES = {TensorDtype.BFLOAT16: torch.bfloat16, TensorDtype.FLOAT32: torch.float32}
 
 
+_PLAIN = (Tensor, nn.Parameter)
+
+
 def wire_entries(model: nn.Module) -> dict[str, list[Tensor]]:
     """The entries of a model's state dict behind each tensor of a push, by its name, sorted.
 
@@ -37,7 +40,8 @@ def wire_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory(tensor: Tensor) -> Hashable:
-    if tensor.is_meta or tensor.numel() == 0:
+    # A subclass that parts a tensor among processes keeps its memory to itself.
+    if tensor.is_meta or tensor.numel() == 0 or type(tensor) not in _PLAIN:
         return id(tensor)
     return (
         tensor.untyped_storage().data_ptr(),

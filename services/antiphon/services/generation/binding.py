@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 
 import grpc
 
@@ -71,9 +72,10 @@ def check_sampling(
 class Binding:
     """The run that a service belongs to, its incarnation and its agent.
 
-    The first run that calls gets the service; another run gets it by a push, or where nothing was
-    pushed yet by a Generate, once the bound run has not called for `lease_seconds`. A call under
-    way counts as calling. Within a run the highest incarnation seen rules.
+    The first run that calls gets the service; another run gets it once the bound run has not called
+    for `lease_seconds`. A call under way counts as calling. Within a run the highest incarnation
+    seen rules. What makes a service another run's or incarnation's is a push, or a Generate that is
+    let in, which it is only where the caller's own weights are loaded or nothing was pushed yet.
 
     Args:
         lease_seconds: How long a silent run keeps the service.
@@ -136,22 +138,19 @@ class Binding:
         """
         if self._run_id not in ("", run_id):
             self._check_lease(run_id)
-            # Weights of the old run cannot be sampled: only a push makes the service the new one's.
-            check_sampling(
-                loaded,
-                run_id=run_id,
-                incarnation=incarnation,
-                min_version=min_version,
-                boot_id=self._boot_id,
-            )
-        self._enter(run_id, incarnation, agent, "agent")
-        check_sampling(
+        sampling = partial(
+            check_sampling,
             loaded,
             run_id=run_id,
             incarnation=incarnation,
             min_version=min_version,
             boot_id=self._boot_id,
         )
+        if run_id != self._run_id or incarnation > self._incarnation:
+            # A refused call binds nothing: who may only sample must not end the run by a number.
+            sampling()
+        self._enter(run_id, incarnation, agent, "agent")
+        sampling()
 
     def admit_push(
         self, loaded: LoadedWeights, header: PushHeader, *, base_digest: bytes = b""
@@ -219,6 +218,11 @@ class Binding:
             raise self._held(run_id)
         if incarnation < self._incarnation:
             raise self._superseded(incarnation)
+
+    def renew(self, run_id: str, incarnation: int) -> None:
+        """Renews the lease of the bound run; a call of anybody else changes nothing."""
+        if run_id == self._run_id and incarnation >= self._incarnation:
+            self._last_call = self._clock()
 
     @contextmanager
     def call(self, run_id: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +15,9 @@ from antiphon.services.common.errors import StartError
 from antiphon.services.common.options import server_command
 from antiphon.services.common.server import ServerSettings
 from antiphon.services.common.token_file import TokenFile
+from antiphon.services.generation.choices import EngineName, OnSwap, Restart
 
 _PANEL = "Engine"
-EngineName = Literal["transformers", "tgi", "vllm", "openai"]
-Restart = Literal["rolling", "stop-first"]
 
 # torch is imported by `serve`, once the environment says how its threads behave.
 
@@ -63,7 +62,7 @@ def serve(
         typer.Option(min=1, help="Most completions decoded together; others join as those end."),
     ] = 64,
     on_swap: Annotated[
-        Literal["finish", "continue"],
+        OnSwap,
         typer.Option(
             help="When new weights come, let completions under way finish first, or continue them "
             "under the new weights."
@@ -72,9 +71,29 @@ def serve(
     run_lease: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds without a call after which another run may take the service."
+            min=0,
+            help="Seconds without a call after which another run may take the service. A run calls "
+            "every 15 seconds at least: below 30, one that is busy may lose it.",
         ),
     ] = 60.0,
+    weights_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Read pushes from the store that the learner writes them to "
+            "(magrpo.weights_store), for example file:///mnt/weights or s3://bucket/weights; by "
+            "default they are sent. Nothing else is read there.",
+        ),
+    ] = None,
+    step_limit: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds that a step of the engine (a token, a prefill, a swap; of another "
+            "program an answer) may take until health says NOT_SERVING, so that the process is "
+            "replaced; 0 for no limit.",
+        ),
+    ] = 300.0,
     engine: Annotated[
         EngineName,
         typer.Option(help="What samples: this process, or a program.", rich_help_panel=_PANEL),
@@ -202,6 +221,7 @@ def serve(
         max_batch_size=max_batch_size,
         on_swap=on_swap,
         run_lease_seconds=run_lease,
+        step_limit_seconds=step_limit or None,
         engine=engine,
         engine_command=engine_command,
         engine_address=engine_address,
@@ -211,6 +231,7 @@ def serve(
         restart=restart,
         sleep_after=sleep_after,
         work_folder=work_folder,
+        weights_store=weights_store,
     )
     return asyncio.run(serve_generation(options, server))
 

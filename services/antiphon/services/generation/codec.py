@@ -21,16 +21,25 @@ class Codec:
     Args:
         tokenizer: Never changed; need not have a pad token.
         vocabulary_size: Width of the logits.
+        context_length: More tokens than it no prompt can have; None where that is not known.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocabulary_size: int,
+        context_length: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._enough = context_length
         self._vocabulary_size = vocabulary_size
         # A fast tokenizer fails where two threads use it at the same time.
         self._lock = threading.Lock()
 
     def encode(self, prompt: Prompt, field: str) -> tuple[int, ...]:
         """Token ids of a prompt: given ids as they are, text and chat as `models` says.
+
+        Of a text that is far too long those of its beginning.
 
         Raises:
             FieldError: No tokens, or an id outside of the vocabulary.
@@ -40,9 +49,9 @@ class Codec:
         else:
             with self._lock:
                 if isinstance(prompt, str):
-                    ids = tuple(encode_prompt(self._tokenizer, prompt))
+                    ids = tuple(encode_prompt(self._tokenizer, prompt, enough=self._enough))
                 else:
-                    ids = tuple(encode_chat(self._tokenizer, prompt))
+                    ids = tuple(encode_chat(self._tokenizer, prompt, enough=self._enough))
         if not ids:
             raise FieldError(field, "no tokens", "a prompt of at least one token")
         for position, token in enumerate(ids):

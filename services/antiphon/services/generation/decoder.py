@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -18,10 +19,14 @@ class Decoder:
 
     Args:
         model: In evaluation mode.
+        on_forward: Called after every forward.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, on_forward: Callable[[], None] = lambda: None
+    ) -> None:
         self._model = model
+        self._on_forward = on_forward
         self.device = model.device
         takes = set(inspect.signature(model.forward).parameters)
         # transformers 5.24 renamed it.
@@ -49,4 +54,5 @@ class Decoder:
             keywords["position_ids"] = positions
         output = self._model(input_ids=ids, attention_mask=mask, use_cache=True, **keywords)
         logits: Tensor = output.logits[:, -1].float()
+        self._on_forward()
         return logits

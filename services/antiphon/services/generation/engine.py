@@ -20,7 +20,7 @@ from antiphon.clients.types import (
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine runs; the fields are those of `GetModelInfoResponse`."""
+    """What an engine runs; the fields are those of `ModelInfo`."""
 
     model: str
     engine: str
@@ -29,6 +29,7 @@ class EngineInfo:
     context_length: int
     end_token_ids: tuple[int, ...]
     capabilities: EngineCapabilities
+    max_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class EngineRequest:
 
     `admit` is called in the engine's thread with the weights about to sample, when the request's
     turn has come and after a swap in its middle; it raises where they must not sample it.
+    `deadline`, on the clock of `time.monotonic`, is when nobody waits any more; None for never.
     """
 
     prompts: tuple[EncodedPrompt, ...]
     sampling: SamplingParameters
     include_full_logprobs: bool
     admit: Callable[[LoadedWeights], None]
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

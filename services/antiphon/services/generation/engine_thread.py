@@ -32,10 +32,16 @@ class EngineThread:
 
     Args:
         clock: Seconds that only grow.
+        on_idle: Called in the thread when the last job in sight is done.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._on_idle = on_idle
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -117,3 +123,6 @@ class EngineThread:
             except BaseException as error:  # The thread outlives any job.
                 logger.exception("a job of the engine failed")
                 job.fail(error)
+            del job  # What it holds must not stay until the next one comes.
+            if not self._jobs:
+                self._on_idle()

@@ -42,9 +42,13 @@ class Generation:
         """Ends the request with an error."""
         self.post(error)
 
-    def post(self, event: Completion | BaseException | None) -> None:
-        """Hands a completion, an error or the end to the event loop."""
-        _call_soon(self._loop, self.events.put_nowait, event)
+    def post(self, *events: Completion | BaseException | None) -> None:
+        """Hands completions, an error or the end to the event loop, which wakes once for all."""
+        _call_soon(self._loop, self._arrived, events)
+
+    def _arrived(self, events: tuple[Completion | BaseException | None, ...]) -> None:
+        for event in events:
+            self.events.put_nowait(event)
 
 
 class Swap:

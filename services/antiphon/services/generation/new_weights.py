@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from antiphon.services.common.memory import mapped_like
 from antiphon.services.common.tensors import check_names_and_shapes, tensor_shapes, wire_entries
-from antiphon.services.generation.layout import ColumnMajorCopy, Layout, column_major
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_ROWS = 256
+"""Rows that are laid out together: their columns stay in a core's cache meanwhile."""
 
 
 class NewWeights:
@@ -23,32 +27,26 @@ class NewWeights:
 
     Args:
         model: Keeps its weights until `put_in`.
-        layout: Of its layers.
         tensors: All of the model's wire tensors, by name, in any number format.
 
     Raises:
         FieldError: A tensor is unknown, missing or of another shape.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, layout: Layout, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
         entries = wire_entries(model)
         shapes = {name: tuple(held[0].shape) for name, held in entries.items()}
         check_names_and_shapes(shapes, tensor_shapes(tensors).items(), "tensors")
-        self._pairs: list[tuple[Tensor, Tensor]] = []
         self._beside = model.device.type == "cpu"
-        self._copies: list[tuple[ColumnMajorCopy, Tensor]] = []
-        ready: dict[int, Tensor] = {}
-        for name, held in entries.items():
-            new = tensors[name]
-            if self._beside:
-                # Dense strides are kept: what lies column-major does so again.
-                new = torch.empty_like(held[0], requires_grad=False).copy_(new)
-            self._pairs += [(entry, new) for entry in held]
-            ready |= {id(entry): new for entry in held}
-        for copy in layout.copies:
-            self._copies.append((copy, column_major(ready[id(copy.layer.weight)])))
+        ready = [tensors[name] for name in entries]
+        if self._beside:
+            rooms = mapped_like([held[0] for held in entries.values()])
+            ready = [_filled(room, new) for room, new in zip(rooms, ready, strict=True)]
+        self._pairs = [
+            (entry, new)
+            for held, new in zip(entries.values(), ready, strict=True)
+            for entry in held
+        ]
 
     def put_in(self) -> None:
         """Makes them the model's; nothing may be computing with it."""
@@ -57,5 +55,13 @@ class NewWeights:
                 entry.data = new
             else:
                 entry.data.copy_(new)
-        for copy, weight in self._copies:
-            copy.weight = weight
+
+
+def _filled(room: Tensor, new: Tensor) -> Tensor:
+    for part, given in zip(_parts(room), _parts(new), strict=True):
+        part.copy_(given)
+    return room
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor, _ROWS) if tensor.ndim else (tensor,)

@@ -18,6 +18,7 @@ from antiphon.clients.types import (
     PushStatus,
 )
 from antiphon.clients.wire import PushQuery
+from antiphon.services.common.weights_store import WeightsStore
 from antiphon.services.generation.binding import Binding, check_sampling
 from antiphon.services.generation.engine import EncodedPrompt, Engine, EngineRequest
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
@@ -35,6 +36,7 @@ class GenerationService:
         run_lease_seconds: How long a silent run keeps the service from others.
         clock: Seconds that only grow.
         metrics: Where it says whom it plays.
+        store: Shared with the learner, to read pushes from; None for none.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class GenerationService:
         run_lease_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         metrics: GenerationMetrics | None = None,
+        store: WeightsStore | None = None,
     ) -> None:
+        self._reads_store = store is not None
         self._engine = engine
         self._instance_id = instance_id
         self._boot_id = boot_id
@@ -55,18 +59,25 @@ class GenerationService:
             lease_seconds=run_lease_seconds, clock=clock, agent=agent, boot_id=boot_id
         )
         self._receiver = WeightsReceiver(
-            engine, self._binding, instance_id=instance_id, boot_id=boot_id
+            engine, self._binding, instance_id=instance_id, boot_id=boot_id, store=store
         )
         self._metrics = metrics or generation_metrics()
         self._tell_agent()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Completion]:
+    async def generate(
+        self, request: GenerateRequest, *, timeout: float | None = None
+    ) -> AsyncGenerator[Completion]:
         """Yields completions as they end.
+
+        Args:
+            request: What is asked.
+            timeout: Seconds until the caller gives up; None for never.
 
         Raises:
             FieldError: A prompt does not fit the vocabulary or the context.
             ServiceError: With the reasons of `Binding.admit_generate`.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         prompts = await asyncio.to_thread(self._encode, request)
 
         def admit(loaded: LoadedWeights) -> None:
@@ -86,7 +97,9 @@ class GenerationService:
             min_version=request.min_weights_version,
         )
         self._tell_agent()
-        work = EngineRequest(prompts, request.sampling, request.include_full_logprobs, admit)
+        work = EngineRequest(
+            prompts, request.sampling, request.include_full_logprobs, admit, deadline
+        )
         with self._binding.call(request.run_id):
             async with aclosing(self._engine.generate(work)) as completions:
                 async for completion in completions:
@@ -100,7 +113,8 @@ class GenerationService:
             self._tell_agent()
 
     def push_status(self, query: PushQuery) -> PushStatus:
-        """How far a push has come."""
+        """How far a push has come; whoever asks still drives the run."""
+        self._binding.renew(query.run_id, query.incarnation)
         return self._receiver.status(query)
 
     def model_info(self) -> ModelInfo:
@@ -119,6 +133,8 @@ class GenerationService:
             instance_id=self._instance_id,
             boot_id=self._boot_id,
             capabilities=info.capabilities,
+            max_prompt_tokens=info.max_prompt_tokens,
+            reads_store=self._reads_store,
         )
 
     def _tell_agent(self) -> None:

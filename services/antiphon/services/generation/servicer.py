@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from antiphon.clients import wire
-from antiphon.clients.types import Completion
+from antiphon.clients.types import Completion, WeightsChunk
 from antiphon.services.generation.service import GenerationService
 from antiphon.services.generation.together import together
 from antiphon.services.generation.weights_receiver import Part
@@ -31,19 +31,23 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._service = service
 
     async def Generate(  # noqa: N802
-        self, request: pb.GenerateRequest, _context: Context
+        self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateResponse]:
         """Samples completions."""
         asked = wire.generate_request_from_proto(request)
         async with (
-            aclosing(self._service.generate(asked)) as completions,
+            aclosing(
+                self._service.generate(asked, timeout=context.time_remaining())
+            ) as completions,
             aclosing(together(completions, _tokens, most=MESSAGE_TOKENS)) as parts,
         ):
             async for some in parts:
                 yield pb.GenerateResponse(completions=map(wire.completion_to_proto, some))
 
     async def PushWeights(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.PushWeightsRequest], _context: Context
+        self,
+        request_iterator: AsyncIterator[pb.PushWeightsRequest | WeightsChunk],
+        _context: Context,
     ) -> pb.PushWeightsResponse:
         """Replaces the weights."""
         result = await self._service.push_weights(_parts(request_iterator))
@@ -63,9 +67,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return wire.model_info_to_proto(self._service.model_info())
 
 
-async def _parts(messages: AsyncIterator[pb.PushWeightsRequest]) -> AsyncGenerator[Part]:
+def add_to_server(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
+    """Adds the servicer to a server, which reads the chunks of pushes without copying them."""
+    push = grpc.stream_unary_rpc_method_handler(
+        servicer.PushWeights,
+        request_deserializer=wire.push_request_from_bytes,
+        response_serializer=pb.PushWeightsResponse.SerializeToString,
+    )
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    # Of two handlers of a method the one that was registered last counts.
+    register: Any = server  # Its stubs do not know the method.
+    register.add_registered_method_handlers(SERVICE_NAME, {"PushWeights": push})
+
+
+async def _parts(
+    messages: AsyncIterator[pb.PushWeightsRequest | WeightsChunk],
+) -> AsyncGenerator[Part]:
     async for message in messages:
-        yield wire.push_request_from_proto(message)
+        if isinstance(message, WeightsChunk):
+            yield message
+        else:
+            yield wire.push_request_from_proto(message)
 
 
 def _tokens(completion: Completion) -> int:

@@ -8,13 +8,15 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 import torch
 
-from antiphon.clients.types import TensorDtype
+from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.services.common.errors import StartError
+from antiphon.services.common.garbage import short_collections
+from antiphon.services.common.memory import reuse_freed_memory
 from antiphon.services.common.models import load_model, load_tokenizer
 from antiphon.services.common.server import (
     Server,
@@ -22,16 +24,15 @@ from antiphon.services.common.server import (
     StopSignals,
     run_until_stopped,
 )
+from antiphon.services.common.weights_store import WeightsStore
+from antiphon.services.generation.choices import EngineName, OnSwap, Restart
 from antiphon.services.generation.engine import Engine
+from antiphon.services.generation.liveness import STEP_LIMIT_SECONDS, live_health
 from antiphon.services.generation.service import GenerationService
-from antiphon.services.generation.servicer import SERVICE_NAME, GenerationServicer
-from antiphon.services.generation.transformers_engine import OnSwap, TransformersEngine
-from antiphon.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from antiphon.services.generation.servicer import SERVICE_NAME, GenerationServicer, add_to_server
+from antiphon.services.generation.transformers_engine import TransformersEngine
 
 logger = logging.getLogger(__name__)
-
-EngineName = Literal["transformers", "tgi", "vllm", "openai"]
-Restart = Literal["rolling", "stop-first"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class GenerationOptions:
         max_batch_size: Most rows decoded together.
         on_swap: What becomes of completions under way when weights are swapped.
         run_lease_seconds: How long a silent run keeps the service.
+        step_limit_seconds: How long a step of the engine may take until health says NOT_SERVING;
+            None for no limit.
         engine: What samples. The settings below are for engines that are other programs.
         engine_command: How to start the program, with ``{model}`` and ``{port}``.
         engine_address: Where the program runs already, started by somebody else.
@@ -58,6 +61,7 @@ class GenerationOptions:
         restart: Whether a program that restarts at a push does so beside the old one, or after it.
         sleep_after: Seconds without work after which the program gives up GPU memory; None: never.
         work_folder: Where pushed weights are written for the program; None for a temporary folder.
+        weights_store: URL of the store that the learner writes pushes to; None: they are sent.
     """
 
     model: str
@@ -70,6 +74,7 @@ class GenerationOptions:
     max_batch_size: int = 64
     on_swap: OnSwap = "finish"
     run_lease_seconds: float = 60.0
+    step_limit_seconds: float | None = STEP_LIMIT_SECONDS
     engine: EngineName = "transformers"
     engine_command: str | None = None
     engine_address: str | None = None
@@ -79,6 +84,7 @@ class GenerationOptions:
     restart: Restart = "rolling"
     sleep_after: float | None = None
     work_folder: str | None = None
+    weights_store: str | None = None
 
 
 def load_engine(options: GenerationOptions) -> Engine:
@@ -202,6 +208,7 @@ def generation_server(
     *,
     agent: int | None = None,
     run_lease_seconds: float = 60.0,
+    store: WeightsStore | None = None,
 ) -> Server:
     """A server of `GenerationService`, to be started on the event loop that runs now.
 
@@ -210,10 +217,11 @@ def generation_server(
         engine: Started and stopped by the caller.
         agent: The agent served; None takes that of the first call.
         run_lease_seconds: How long a silent run keeps the service.
+        store: Shared with the learner, to read pushes from; None for none.
     """
 
     def register(grpc_server: grpc.aio.Server) -> None:
-        add_GenerationServiceServicer_to_server(servicer, grpc_server)  # type: ignore[no-untyped-call]
+        add_to_server(servicer, grpc_server)
 
     server = Server(settings, name="generation", services=[SERVICE_NAME], register=register)
     service = GenerationService(
@@ -222,6 +230,7 @@ def generation_server(
         boot_id=server.boot_id,
         agent=agent,
         run_lease_seconds=run_lease_seconds,
+        store=store,
     )
     servicer = GenerationServicer(service)
     return server
@@ -236,6 +245,8 @@ async def serve_generation(options: GenerationOptions, settings: ServerSettings)
         StartError: The model cannot be loaded or the server cannot start.
     """
     settings.check()
+    store = _store(options)
+    reuse_freed_memory()
     with StopSignals(exit_with_parent=settings.exit_with_parent) as stop:
         stopping = asyncio.ensure_future(stop.wait())
         loading = _in_daemon_thread(options)
@@ -253,12 +264,25 @@ async def serve_generation(options: GenerationOptions, settings: ServerSettings)
             engine,
             agent=options.agent,
             run_lease_seconds=options.run_lease_seconds,
+            store=store,
         )
         engine.start()
         try:
-            return await run_until_stopped(server, stop)
+            limit = options.step_limit_seconds
+            with short_collections():
+                async with live_health(engine, server.set_serving, limit_seconds=limit):
+                    return await run_until_stopped(server, stop)
         finally:
             await engine.stop()
+
+
+def _store(options: GenerationOptions) -> WeightsStore | None:
+    if options.weights_store is None:
+        return None
+    try:
+        return WeightsStore(options.weights_store)
+    except FieldError as error:
+        raise StartError(f"--weights-store: got {error.got}, wanted {error.wanted}") from error
 
 
 def _in_daemon_thread(options: GenerationOptions) -> asyncio.Future[Engine]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import grpc
-import torch
 import xxhash
 
 from antiphon.clients.digest import chunk_checksum
 from antiphon.clients.types import FieldError, PushHeader, PushKind, TensorSpec, WeightsChunk
 from antiphon.services.common.errors import ServiceError
+from antiphon.services.common.memory import mapped
 from antiphon.services.generation.engine import PushedTensor
 
 
@@ -36,35 +36,25 @@ def new_bytes(nbytes: int, received: int, chunk: WeightsChunk) -> int:
 
 
 class TensorBuffer:
-    """One tensor as it arrives, or its encoded change. Memory is taken when its first bytes come.
+    """One tensor as it arrives, or its encoded change.
 
     Args:
         spec: The tensor.
-        size: Bytes of its encoded change; None for the tensor itself, which is then held against
-            its checksum.
+        data: Room for its bytes.
+        whole: Whether they are the tensor itself, which is then held against its checksum.
     """
 
-    def __init__(self, spec: TensorSpec, size: int | None = None) -> None:
+    def __init__(self, spec: TensorSpec, data: memoryview, *, whole: bool = True) -> None:
         self.spec = spec
-        self.size = spec.nbytes if size is None else size
+        self.data = data
         self.received = 0
-        self._whole = size is None
+        self._whole = whole
         self._hash = xxhash.xxh3_128()
-        self._data: memoryview | None = None
 
     @property
     def complete(self) -> bool:
         """Whether all of it is here, and matches its checksum where it is the tensor itself."""
-        return self.received == self.size
-
-    @property
-    def data(self) -> memoryview:
-        """Its bytes."""
-        if self._data is None:
-            # Not zeroed, so a tensor of gigabytes costs no time before its bytes come.
-            room = torch.empty(self.size, dtype=torch.uint8)
-            self._data = memoryview(room.numpy())  # type: ignore[arg-type]
-        return self._data
+        return self.received == self.data.nbytes
 
     def add(self, chunk: WeightsChunk) -> int:
         """Adds a chunk and returns how many of its bytes were new.
@@ -74,7 +64,7 @@ class TensorBuffer:
             ServiceError: DATA_LOSS with PUSH_CHECKSUM_MISMATCH: the chunk, or the tensor that it
                 completes, does not match its checksum. Of the tensor nothing is kept then.
         """
-        start = new_bytes(self.size, self.received, chunk)
+        start = new_bytes(self.data.nbytes, self.received, chunk)
         if chunk_checksum(chunk.data) != chunk.checksum:
             raise mismatch(f"the chunk at byte {chunk.offset}", self.spec)
         fresh = memoryview(chunk.data)[start:]
@@ -100,7 +90,7 @@ def mismatch(what: str, spec: TensorSpec) -> ServiceError:
 
 
 class Staging:
-    """What has arrived of one push. Holds at most as many bytes as the header announces.
+    """What has arrived of one push. Takes memory as bytes arrive, at most what the header says.
 
     Args:
         header: Checked against the model.
@@ -108,11 +98,13 @@ class Staging:
 
     def __init__(self, header: PushHeader) -> None:
         self.header = header
-        if header.kind is PushKind.DELTA:
-            sized = zip(header.tensors, header.delta_sizes, strict=True)
-            self._buffers = [TensorBuffer(spec, size) for spec, size in sized]
+        whole = header.kind is not PushKind.DELTA
+        self._buffers = [
+            TensorBuffer(spec, room, whole=whole)
+            for spec, room in zip(header.tensors, mapped(header.sizes), strict=True)
+        ]
+        if not whole:
             return
-        self._buffers = [TensorBuffer(spec) for spec in header.tensors]
         for index, buffer in enumerate(self._buffers):
             if buffer.complete and buffer.spec.checksum != xxhash.xxh3_128_digest(b""):
                 raise FieldError(

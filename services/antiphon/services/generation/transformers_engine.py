@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from antiphon.clients.types import (
     TensorSpec,
 )
 from antiphon.services.common.lora import Adapter, check_adapter, is_adapter_tensor
+from antiphon.services.common.memory import give_back_freed_memory
 from antiphon.services.common.models import (
     context_length,
     end_token_ids,
@@ -36,6 +37,7 @@ from antiphon.services.common.tensors import (
     wire_tensors,
 )
 from antiphon.services.generation.batch import Batch, Row
+from antiphon.services.generation.choices import OnSwap
 from antiphon.services.generation.codec import Codec
 from antiphon.services.generation.decoder import Decoder
 from antiphon.services.generation.engine import (
@@ -46,14 +48,13 @@ from antiphon.services.generation.engine import (
 )
 from antiphon.services.generation.engine_thread import EngineThread
 from antiphon.services.generation.jobs import Generation, Swap
-from antiphon.services.generation.layout import Layout
+from antiphon.services.generation.layout import lay_out_for_few_rows
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.new_weights import NewWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-OnSwap = Literal["finish", "continue"]
 
 _STOP_SECONDS = 2.0
 
@@ -89,13 +90,14 @@ class TransformersEngine:
         self.model = model
         self._end_ids = frozenset(end_token_ids(model, tokenizer))
         self._max_batch_size = max_batch_size
-        self._on_swap: OnSwap = on_swap
+        self._on_swap = on_swap
         self._metrics = metrics or generation_metrics()
-        self._thread = EngineThread()
+        self._thread = EngineThread(on_idle=give_back_freed_memory)
         head = model.get_output_embeddings()
         config = model.config.get_text_config()
         vocabulary_size = int(config.vocab_size if head is None else head.weight.shape[0])
-        self._codec = Codec(tokenizer, vocabulary_size)
+        self._codec = Codec(tokenizer, vocabulary_size, context_length(model.config))
+        tensors = wire_tensors(model)
         self.info = EngineInfo(
             model=source,
             engine="transformers",
@@ -109,9 +111,10 @@ class TransformersEngine:
                 logprobs=True,
                 full_logprobs=True,
                 seeds=True,
+                batch_rows=max_batch_size,
+                delta_dtypes=_kept_whole(tensors.values()),
             ),
         )
-        tensors = wire_tensors(model)
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(tensors)
         self._adapter = Adapter(model)
         self.base: tuple[TensorSpec, ...] = ()
@@ -120,8 +123,8 @@ class TransformersEngine:
             self._round(weights_dtype)
             self.base = tensor_specs(tensors, weights_dtype)
             self.loaded = LoadedWeights(digest=weights_digest(self.base))
-        self._layout = Layout(model)
-        self._decoder = Decoder(model)
+        lay_out_for_few_rows(model)
+        self._decoder = Decoder(model, self._thread.stepped)
         self._metrics.step_age.set_function(lambda: self._thread.seconds_since_step)
         self._metrics.requests_waiting.set_function(lambda: float(self._thread.waiting))
         self._metrics.weights_version.set(0)
@@ -134,7 +137,7 @@ class TransformersEngine:
 
     @property
     def seconds_since_step(self) -> float:
-        """Age of the last decode step, batch or swap while there is work; 0 while idle."""
+        """Age of the last forward, batch or swap while there is work; 0 while idle."""
         return self._thread.seconds_since_step
 
     def start(self) -> None:
@@ -206,10 +209,10 @@ class TransformersEngine:
         # Before anything is written: what is refused leaves weights and adapter as they were.
         check_adapter(self.model, tensor_shapes(adapter).items(), "tensors")
         specs = tuple(p.spec for p in pushed_tensors if p.spec.name in own)
-        new = NewWeights(self.model, self._layout, own) if own else None
+        new = NewWeights(self.model, own) if own else None
 
         def replace() -> None:
-            with self._becoming(specs if own else self.base, loaded):
+            with self._becoming(self.base if new is None else specs, loaded):
                 if new is not None:
                     new.put_in()
                 self._adapter.replace(adapter)
@@ -226,8 +229,7 @@ class TransformersEngine:
                 target = targets[change.spec.name]
                 positions = change.positions.to(target.device)
                 values = change.values.to(target.device, target.dtype)
-                for weight in (target, *self._layout.copies_of(target)):
-                    weight.put_(positions, values)
+                target.put_(positions, values)
 
     @contextmanager
     def _becoming(self, base: tuple[TensorSpec, ...], loaded: LoadedWeights) -> Iterator[None]:
@@ -279,8 +281,8 @@ class TransformersEngine:
             if batch.rows_are_due:
                 self._admit_rows(batch)
             self._metrics.generation_tokens.inc(len(batch.rows))
-            for row in batch.sample():
-                job.post(self._completion(row))
+            if ended := batch.sample():
+                job.post(*map(self._completion, ended))
             sampled_at = self._tell_step(job, sampled_at)
             swap = self._thread.take(Swap) if self._on_swap == "continue" else None
             if batch.rows and swap is None:
@@ -346,3 +348,10 @@ class TransformersEngine:
             full_logprobs=tuple(row.full_logprobs),
             full_logprobs_temperature_1=tuple(row.full_logprobs_temperature_1),
         )
+
+
+def _kept_whole(tensors: Iterable[Tensor]) -> frozenset[TensorDtype]:
+    """The number formats on the wire that these tensors keep every bit of."""
+    if all(tensor.dtype is torch.float32 for tensor in tensors):
+        return frozenset(TensorDtype)
+    return frozenset({TensorDtype.BFLOAT16})

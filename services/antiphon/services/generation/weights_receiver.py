@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -20,22 +19,27 @@ from antiphon.clients.types import (
     PushResult,
     PushState,
     PushStatus,
+    StoredChunks,
     TensorSpec,
     WeightsChunk,
 )
 from antiphon.clients.wire import PushQuery
 from antiphon.services.common.errors import ServiceError
 from antiphon.services.common.lora import is_adapter_tensor
+from antiphon.services.common.memory import give_back_freed_memory
 from antiphon.services.common.tensors import check_names_and_shapes
+from antiphon.services.common.weights_store import WeightsStore
 from antiphon.services.generation.binding import Binding, PushDecision
 from antiphon.services.generation.delta import check_delta, decode_delta
 from antiphon.services.generation.engine import ChangeableEngine, Engine
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.staging import Staging
+from antiphon.services.generation.stored_chunks import read_stored
 
 logger = logging.getLogger(__name__)
 
-Part = PushHeader | WeightsChunk
+Part = PushHeader | WeightsChunk | StoredChunks
+_Sent = PushHeader | WeightsChunk
 
 
 def _identity(push: PushHeader | PushQuery) -> LoadedWeights:
@@ -59,6 +63,7 @@ class WeightsReceiver:
         instance_id: Of this replica, for the answer.
         boot_id: Of this process, for the answer.
         metrics: Where it counts.
+        store: Where it reads the chunks of pushes that say that they are stored; None for nowhere.
     """
 
     def __init__(
@@ -69,7 +74,9 @@ class WeightsReceiver:
         instance_id: str,
         boot_id: str,
         metrics: GenerationMetrics | None = None,
+        store: WeightsStore | None = None,
     ) -> None:
+        self._store = store
         self._engine = engine
         self._binding = binding
         self._instance_id = instance_id
@@ -118,8 +125,10 @@ class WeightsReceiver:
                 return self._result(header, 0.0)
             if self._applying is None:
                 staging = self._stage(header)
-                await self._receive(staging, parts)
+                received = staging.received_bytes
+                await self._receive(staging, read_stored(parts, header, received, self._store))
                 self._begin_apply(staging)
+                del staging  # Its memory is to end with the swap.
             assert self._applying is not None
             return self._result(header, await asyncio.shield(self._applying[1]))
 
@@ -191,33 +200,32 @@ class WeightsReceiver:
             self._staging = Staging(header)
         return self._staging
 
-    async def _receive(self, staging: Staging, parts: AsyncIterator[Part]) -> None:
+    async def _receive(self, staging: Staging, parts: AsyncIterator[_Sent]) -> None:
         stream = self._stream = _Stream()
-        replaced = asyncio.ensure_future(stream.replaced.wait())
+        replaced = asyncio.create_task(stream.replaced.wait())
+        reading = asyncio.create_task(self._read(staging, parts))
         try:
-            while not staging.complete:
-                read: asyncio.Future[Part | None] = asyncio.ensure_future(_next(parts))
-                try:
-                    waits: set[asyncio.Future[Any]] = {read, replaced}
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not read.done():
-                        read.cancel()
-                    elif not read.cancelled():
-                        read.exception()  # counts as seen where a newer stream is what is told
-                if stream.replaced.is_set():
-                    raise ServiceError(
-                        grpc.StatusCode.ABORTED,
-                        "a newer stream has replaced this push's",
-                        reason="PUSH_REPLACED",
-                    )
-                self._take(staging, read.result())
+            await asyncio.wait({reading, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            if stream.replaced.is_set() and not _succeeded(reading):
+                raise ServiceError(
+                    grpc.StatusCode.ABORTED,
+                    "a newer stream has replaced this push's",
+                    reason="PUSH_REPLACED",
+                )
+            reading.result()
         finally:
             replaced.cancel()
+            reading.cancel()
+            _succeeded(reading)  # Its failure counts as seen where a newer stream is what is told.
             if self._stream is stream:
                 self._stream = None
 
-    def _take(self, staging: Staging, part: Part | None) -> None:
+    async def _read(self, staging: Staging, parts: AsyncIterator[_Sent]) -> None:
+        while not staging.complete:
+            part: _Sent | None = await anext(parts, None)
+            self._take(staging, part)
+
+    def _take(self, staging: Staging, part: _Sent | None) -> None:
         if isinstance(part, WeightsChunk):
             self._metrics.push_bytes.labels(staging.header.kind.value).inc(staging.add(part))
             return
@@ -245,7 +253,10 @@ class WeightsReceiver:
             pause = await self._swap(staging, loaded)
         finally:
             self._applying = None
-        self._metrics.push_pause.labels(staging.header.kind.value).observe(pause)
+            kind = staging.header.kind.value
+            del staging
+            asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
+        self._metrics.push_pause.labels(kind).observe(pause)
         logger.info(
             "weights version %d of run %s applied, pause %.3f s",
             loaded.version,
@@ -278,8 +289,8 @@ def _check_digest(header: PushHeader, tensors: Iterable[TensorSpec], what: str) 
         raise FieldError("header.digest", header.digest.hex(), f"{computed.hex()}, {what}")
 
 
-async def _next(parts: AsyncIterator[Part]) -> Part | None:
-    return await anext(parts, None)
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _log_failure(task: asyncio.Task[float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,43 @@ async def test_mutual_tls_asks_for_a_certificate_of_its_ca(
         assert await reaches(endpoint(known))
         assert not await reaches(endpoint(stranger))
         assert not await reaches(endpoint(None))
+    finally:
+        await server.stop(0)
+
+
+async def test_a_certificate_whose_time_is_over_or_not_here_yet_opens_nothing(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
+    """S18: neither a server's nor a caller's."""
+    good = certificate(tmp_path, "good", ca)
+    yesterday, tomorrow = (datetime.now(UTC) + timedelta(days=days) for days in (-1, 1))
+    expired = certificate(tmp_path, "expired", ca, not_after=yesterday)
+    early = certificate(tmp_path, "early", ca, not_before=tomorrow)
+
+    async def opens(server: Certificate, caller: Certificate) -> bool:
+        found = server_with(tls_cert=server.cert, tls_key=server.key, tls_client_ca=ca.cert)
+        await found.start()
+        try:
+            tls = Tls(ca=ca.cert, certificate=caller.cert, key=caller.key)
+            return await reaches(Endpoint(address=found.address, tls=tls))
+        finally:
+            await found.stop(0)
+
+    assert await opens(good, good)
+    for bad in (expired, early):
+        assert not await opens(bad, good)
+        assert not await opens(good, bad)
+
+
+async def test_a_certificate_of_another_name_is_not_the_servers(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
+    """S18: of the same CA, and yet not who was called."""
+    other = certificate(tmp_path, "other", ca, names=("elsewhere.example.org",))
+    server = server_with(tls_cert=other.cert, tls_key=other.key)
+    await server.start()
+    try:
+        assert not await reaches(Endpoint(address=server.address, tls=Tls(ca=ca.cert)))
     finally:
         await server.stop(0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,12 +148,14 @@ def request(
 
 
 @asynccontextmanager
-async def replica(folder: Path, **options: Any) -> AsyncGenerator[Replica]:
-    """A service of the model in `folder` until the block ends."""
+async def replica(
+    folder: Path, *, listens: Mapping[str, Any] | None = None, **options: Any
+) -> AsyncGenerator[Replica]:
+    """A service of the model in `folder` until the block ends; `listens` are server settings."""
     asked = GenerationOptions(model=str(folder), device="cpu", **options)
     engine = await asyncio.to_thread(load_engine, asked)
     server = generation_server(
-        ServerSettings(metrics_port=0, grace_seconds=5),
+        ServerSettings(**{"metrics_port": 0, "grace_seconds": 5, **(listens or {})}),
         engine,
         agent=asked.agent,
         run_lease_seconds=asked.run_lease_seconds,
@@ -174,7 +176,8 @@ async def replica(folder: Path, **options: Any) -> AsyncGenerator[Replica]:
 async def messages_of(
     push: Push, received: Sequence[int] = (), chunk_bytes: int = 1 << 20
 ) -> list[pb.PushWeightsRequest]:
-    return [m async for m in push_messages(push.header, push.read, received, chunk_bytes)]
+    sent = [m async for m in push_messages(push.header, push.read, received, chunk_bytes)]
+    return [pb.PushWeightsRequest.FromString(message) for message in sent]
 
 
 def refusal(caught: Any) -> tuple[grpc.StatusCode, str]:

@@ -340,6 +340,23 @@ async def test_a_higher_incarnation_takes_over_and_the_old_learner_is_told(
         assert (await r.push(lower)).weights_version == 3
 
 
+@pytest.mark.parametrize(("applied", "asked"), [(0, 1), (1, 0), (1, 1), (1, 2)])
+async def test_a_refused_generate_does_not_take_a_run_over(
+    tiny_folders: Folders, applied: int, asked: int
+) -> None:
+    """S7: whoever may only sample cannot end a run with an incarnation that it made up."""
+    async with replica(tiny_folders(seed=0)) as r:
+        if applied:
+            await r.push(push_of(tiny_folders(seed=5), applied))
+        assert await r.generate(IDS, version=applied)
+        with pytest.raises(CallError) as caught:
+            await r.generate(IDS, version=asked, incarnation=2**62)
+        reason = "WEIGHTS_FOREIGN" if applied else "WEIGHTS_MISSING"
+        assert refusal(caught) == (Code.FAILED_PRECONDITION, reason)
+        assert await r.generate(IDS, version=applied)
+        assert (await r.push(push_of(tiny_folders(seed=6), 2))).weights_version == 2
+
+
 async def test_a_takeover_stops_the_old_learners_push_in_its_middle(tiny_folders: Folders) -> None:
     """S7: what the old one had staged is never applied."""
     old, new = push_of(tiny_folders(seed=5), 1), push_of(tiny_folders(seed=6), 1, incarnation=2)
@@ -356,8 +373,7 @@ async def test_a_takeover_stops_the_old_learners_push_in_its_middle(tiny_folders
 
         call = r.stub.PushWeights(slow(), timeout=TIMEOUT)
         await asyncio.wait_for(started.wait(), TIMEOUT)
-        with pytest.raises(CallError):
-            await r.generate(IDS, version=1, incarnation=2)
+        assert await r.generate(IDS, incarnation=2)
         go.set()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call

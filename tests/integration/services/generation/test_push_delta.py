@@ -122,6 +122,18 @@ async def test_a_delta_leaves_bitwise_what_a_full_push_would(
         assert info.loaded == LoadedWeights("run", 1, 2, new.header.digest)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "taken"), [(BF16, {BF16}), (TensorDtype.FLOAT32, set(TensorDtype))]
+)
+async def test_an_engine_says_in_which_number_formats_it_takes_deltas(
+    tiny_folders: Folders, dtype: TensorDtype, taken: set[TensorDtype]
+) -> None:
+    """One that holds bf16 has not every bit of float32, so that it could not prove a delta."""
+    async with replica(tiny_folders(seed=0), dtype=dtype) as r:
+        info = await r.client.get_model_info(TIMEOUT)
+    assert info.capabilities.delta_dtypes == taken
+
+
 async def test_an_empty_delta_takes_weights_that_are_there_as_a_version(
     tiny_folders: Folders,
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import grpc
@@ -23,7 +25,7 @@ from antiphon.services.common.main_thread import MainThread
 from antiphon.services.common.server import ServerSettings
 from antiphon.services.common.user_functions import RewardFunction
 from antiphon.services.reward import reward_server
-from antiphon.v1 import reward_pb2_grpc
+from antiphon.v1 import reward_pb2, reward_pb2_grpc
 
 T = TypeVar("T")
 TASK = Task("t", {"prompt": "a task"})
@@ -127,6 +129,73 @@ def test_a_request_that_breaks_the_contract_is_refused_by_field(
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in (error.details() or "")
     assert called == []
+
+
+ITEM = {
+    "prompt": "a task",
+    "nested": {"answers": [1, None, {"deep": [True, 0.1, "\u00e9\U0001f600"]}], "empty": []},
+    "large": 2**80,
+    "none": None,
+}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, b, batch_items=None: told(a, b, items=batch_items),
+        lambda a, b, *, batch_items: told(a, b, items=batch_items),
+        lambda batch_items, a, b: told(a, b, items=batch_items),
+        lambda prompts, a, b: told(a, b, prompts=prompts),
+        lambda a, b, alpha=0.5: told(a, b, alpha=alpha),
+        lambda a, b, alpha=0.5, *, phases, turns: told(a, b, phases=phases, turns=turns),
+    ],
+    ids=["option", "keyword", "first", "prompts", "unknown option", "several"],
+)
+def test_what_a_function_names_comes_under_that_name(fn: Callable[..., list[float]]) -> None:
+    """U1, U9: whatever stands where, and a row arrives equal."""
+
+    async def scenario(address: str) -> list[Any]:
+        async with RewardClient(address) as client:
+            task = Task("t", ITEM)
+            return list(await client.score("run", [task], joint_actions("xxx", "x"), timeout=60))
+
+    assert [score.value for score in serve(fn, scenario, batch_size=2)] == [3.0, 1.0]
+
+
+def told(a: list[str], b: list[str], **named: Any) -> list[float]:
+    """Scores that say how long `a` is; AssertionError where anything came under another name."""
+    expected = {
+        "items": [ITEM] * 2,
+        "prompts": ["p"] * 2,
+        "alpha": 0.5,
+        "phases": ["train"] * 2,
+        "turns": [1] * 2,
+    }
+    assert b == ["b", "b"]
+    assert named == {name: expected[name] for name in named}
+    return [float(len(text)) for text in a]
+
+
+def test_a_function_may_use_alarms() -> None:
+    """U6: it runs on the main thread, where signal handlers run; nothing is scored 0."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    def reward(a: list[str], b: list[str]) -> list[float]:
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        try:
+            threading.Event().wait(60)
+        except TimeoutError:
+            return [7.0]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        return [0.0]
+
+    (score,) = serve(reward, lambda address: scores_of(address, joint_actions("x")))
+    assert score.value == 7.0
 
 
 def test_an_exception_is_the_calls_error_with_the_users_traceback() -> None:
@@ -252,6 +321,8 @@ def test_a_call_whose_caller_is_gone_does_not_begin() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await stub.Score(request, timeout=0.2)
             assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            # On the same connection, so the server hears of the late call's end before this.
+            await stub.GetRewardInfo(reward_pb2.GetRewardInfoRequest(), timeout=20)
         release.set()
         await first
         await scores_of(address, joint_actions("last"))

@@ -19,7 +19,7 @@ from antiphon.clients.reward import RewardClient
 from antiphon.clients.types import AgentAction, JointAction, Phase, Task
 
 MODULE = """
-import multiprocessing, os, threading
+import ctypes, multiprocessing, os, pathlib, threading
 
 os.register_at_fork(before=lambda: print("FORKED", flush=True))
 
@@ -39,6 +39,14 @@ def stubborn(first, second):
 
 def kill(first, second):
     os._exit(3)
+
+def hold(first, second):
+    pathlib.Path("held").touch()
+    ctypes.PyDLL(None).sleep(35)  # without letting go of the interpreter, as a regex may
+    return [0.0]
+
+def fail(first, second):
+    return {}["x"]
 
 def in_processes(first, second):
     with multiprocessing.Pool(1) as pool:
@@ -104,6 +112,28 @@ def test_it_ends_with_its_parent_and_ignores_ctrl_c_until_then(tmp_path: Path, m
         child.wait(10)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), True),
+        (("--host", "0.0.0.0", "--insecure"), False),
+        (("--host", "0.0.0.0", "--insecure", "--expose-tracebacks"), True),
+    ],
+    ids=["loopback", "network", "network that may know"],
+)
+async def test_a_traceback_is_told_to_this_machine_and_to_others_only_where_allowed(
+    processes: Processes, module: str, options: tuple[str, ...], told: bool
+) -> None:
+    """U2: function, ids and error are told to everybody who may call."""
+    service = processes.serve("reward", "reward", f"{module}:fail", *options)
+    _, _, port = service.address().rpartition(":")
+    with pytest.raises(CallError) as raised:
+        await score(f"127.0.0.1:{port}")
+    assert "my_rewards.fail for joint action j1: raised KeyError: 'x'" in str(raised.value)
+    assert ('return {}["x"]' in str(raised.value)) is told
+    assert 'return {}["x"]' in service.log
+
+
 async def test_a_function_that_never_returns_ends_the_service_by_name(
     processes: Processes, module: str
 ) -> None:
@@ -138,6 +168,22 @@ async def test_one_that_kills_its_process_is_the_last_thing_logged(
     assert raised.value.transient
     assert service.wait(timeout=30) == 3
     assert "calling my_rewards.kill for joint action j1" in service.log.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_calls_that_wait_while_a_function_holds_the_interpreter_are_answered(
+    processes: Processes, module: str, tmp_path: Path
+) -> None:
+    """S8, S15: by default gRPC cancels what a server has not looked at for 30 s."""
+    service = processes.serve("reward", "reward", f"{module}:hold")
+    address = service.address()
+    held = asyncio.create_task(score(address))
+    await asyncio.to_thread(wait_until, (tmp_path / "held").exists, timeout=60, what="it is held")
+    async with RewardClient(address, retry=RetryPolicy(attempts=1)) as client:
+        waiting = [client.get_info(timeout=200) for _ in range(50)]
+        assert len(await asyncio.gather(*waiting)) == 50
+    assert (await held).value == 0.0
 
 
 async def test_a_second_signal_ends_it_at_once(processes: Processes, module: str) -> None:
@@ -175,7 +221,7 @@ def test_what_keeps_it_from_starting_is_one_line(
     service = processes.antiphon("reward", "serve", "reward", *arguments)
     assert service.wait(timeout=60) == 2
     (line,) = service.log.strip().splitlines()
-    assert line.startswith("error: ")
+    assert line.startswith("antiphon: ")
     assert message in line
 
 

@@ -126,6 +126,17 @@ def test_a_bad_value_is_refused_by_field_and_value(name: str, value: object) -> 
     assert str(value) in str(error.value)
 
 
+def test_the_watchdog_outlasts_every_deadline() -> None:
+    """S5: what a call may take is no standstill."""
+    assert MAGRPOConfig().progress_timeout == 3600
+    assert MAGRPOConfig(score_timeout=7200).progress_timeout == 14400
+    assert MAGRPOConfig(score_timeout=7200).replace(score_timeout=60).progress_timeout == 3600
+    assert MAGRPOConfig(progress_timeout=901).progress_timeout == 901
+    assert MAGRPOConfig(progress_timeout=None, score_timeout=7200).progress_timeout is None
+    with pytest.raises(ValidationError, match="got 900, wanted more than generate_timeout"):
+        MAGRPOConfig(progress_timeout=900)
+
+
 def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ValidationError, match="no field 'num_turn'; did you mean 'num_turns'"):
         MAGRPOConfig(num_turn=2)

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.arithmetic.samples import TrainedCompletion
 from antiphon.learner.policy.forward import Forward
+from antiphon.learner.policy.logprobs import plain_logprobs
 from antiphon.learner.policy.micro_batches import Row
 from antiphon.learner.policy.policy import Policy, PolicySettings
 from antiphon.learner.policy.reference import OFFLOAD, Reference, References, k3
@@ -112,6 +113,11 @@ class Model:
     """A policy as References sees it."""
 
     forward: Forward
+
+    def logprobs(
+        self, rows: Sequence[Row], *, tokens: int, size: int | None = None
+    ) -> list[tuple[float, ...]]:
+        return plain_logprobs(self.forward, rows, torch.device("cpu"), tokens=tokens, size=size)
 
 
 async def in_turn(function: Callable[[int], T], count: int) -> list[T]:

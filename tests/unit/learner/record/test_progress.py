@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from antiphon.learner.record.progress import (
     open_progress,
     snapshot_table,
 )
+from antiphon.services.common.logs import JsonStream
 
 SNAPSHOT = Snapshot(
     name="demo",
@@ -55,6 +57,21 @@ def test_without_a_terminal_there_is_one_line_per_prompt() -> None:
         "left 1 min 20 s",
     ):
         assert part in line
+
+
+def test_where_logs_are_json_the_lines_are_too_with_their_figures() -> None:
+    stream = io.StringIO()
+    lines = open_progress(JsonStream(stream))
+    lines.update(SNAPSHOT)
+    lines.note("waiting for agent 0")
+    trained, noted = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert trained["message"].startswith("epoch 1/2 | prompt 3/8 | turn 1 reward 0.250")
+    assert (trained["level"], trained["logger"]) == ("info", "antiphon.progress")
+    assert (trained["prompts_done"], trained["prompts_total"]) == (3, 8)
+    assert trained["turn_2/expected_return"] == 0.5
+    assert trained["batch_seconds"] == {"generate": 12.0, "update": 4.0}
+    assert trained["seconds_left"] == 80.0
+    assert (noted["message"], noted["logger"]) == ("waiting for agent 0", "antiphon.progress")
 
 
 def test_a_note_is_a_line() -> None:

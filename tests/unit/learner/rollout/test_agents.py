@@ -23,9 +23,11 @@ from antiphon.clients.types import (
     TokenIds,
     WeightsSpan,
 )
-from antiphon.learner.rollout.agents import RESYNCS, Agent, shares
+from antiphon.clients.waiting import progress
+from antiphon.learner.rollout.agents import RESYNCS, Agent
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, RunIdentity, RunSupersededError
+from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity, RunSupersededError
+from antiphon.learner.weights.wire_weights import OwnWeights
 
 SAMPLING = SamplingParameters(0.6, 50, 0.6, 4)
 LOST = "WEIGHTS_MISSING"
@@ -55,6 +57,7 @@ class Service:
         *,
         timeout: float,
         resume: str = "whole",
+        retry: object = None,
     ) -> AsyncIterator[Completion]:
         self.requests.append(request)
         self.resumes.append(resume)
@@ -104,10 +107,9 @@ def refusal(reason: str, address: str = "a:1") -> CallError:
 
 async def agent_of(*services: Service, repeats_whole: bool = True) -> Agent:
     identity = RunIdentity("run", 1)
-    replicas = [Replica(service.address, service) for service in services]  # type: ignore[arg-type]
-    publisher = AgentPublisher(
-        identity, 0, lambda: {"w": torch.ones(1)}, TensorDtype.FLOAT32, replicas, timeout=5
-    )
+    replicas = Replicas(Replica(service.address, service) for service in services)  # type: ignore[arg-type]
+    weights = OwnWeights(lambda: {"w": torch.ones(1)}, TensorDtype.FLOAT32)
+    publisher = AgentPublisher(identity, 0, weights, replicas, timeout=5)
     await publisher.publish()
     return Agent(
         identity,
@@ -133,19 +135,6 @@ async def generated(agent: Agent, count: int) -> list[Completion]:
     return came
 
 
-@pytest.mark.parametrize(
-    ("count", "replicas", "expected"),
-    [
-        (5, 2, [range(0, 3), range(3, 5)]),
-        (4, 2, [range(0, 2), range(2, 4)]),
-        (1, 3, [range(0, 1), range(1, 1), range(1, 1)]),
-        (7, 3, [range(0, 3), range(3, 5), range(5, 7)]),
-    ],
-)
-def test_shares_are_contiguous_and_even(count: int, replicas: int, expected: list[range]) -> None:
-    assert shares(count, replicas) == expected
-
-
 async def test_prompts_are_split_over_replicas_and_come_back_in_place() -> None:
     one, two = Service("a:1"), Service("a:2")
     came = await generated(await agent_of(one, two), 3)
@@ -153,6 +142,17 @@ async def test_prompts_are_split_over_replicas_and_come_back_in_place() -> None:
     assert len(came) == len(places) == 6
     assert [places[index, 0] for index in range(3)] == ["a:1", "a:1", "a:2"]
     assert [p.seeds for p in two.requests[0].prompts] == [(20, 21)]
+
+
+async def test_batches_that_are_sampled_at_once_take_turns_on_the_replicas() -> None:
+    """What the second one asks for fits once a replica is idle, and nothing less wakes it."""
+    agent = await agent_of(Service("a:1"), Service("a:2"))
+    for replica in agent._replicas:
+        replica.batch_rows = 8
+    async with asyncio.timeout(10):
+        both = await asyncio.gather(generated(agent, 4), generated(agent, 4))
+    for came in both:
+        assert len({(c.prompt_index, c.sample_index) for c in came}) == 8
 
 
 async def test_a_replica_without_a_share_is_not_asked() -> None:
@@ -261,7 +261,7 @@ async def test_a_broken_stream_is_asked_again_whole_or_for_what_is_missing(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has not ended soon after the others is behind."""
-    monkeypatch.setattr("antiphon.learner.rollout.shares.PATIENCE", 0.05)
+    monkeypatch.setattr("antiphon.learner.rollout.work_queue.PATIENCE", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -274,10 +274,8 @@ async def test_the_others_take_what_a_replica_that_is_behind_has_not_delivered()
         (prompt, sample) for prompt in range(6) for sample in range(2)
     ]
     assert {c.text for c in came} == {"a:1", "a:2"}
-    assert [[p.seeds[0] for p in request.prompts] for request in quick[0].requests] == [
-        [0, 10],
-        [40],
-    ]
+    asked = [[p.seeds[0] for p in r.prompts] for service in quick for r in service.requests]
+    assert asked == [[0, 10], [40, 50], [20, 30]], "it is asked again as it was"
     assert slow.dropped == 1, "what it still samples is dropped"
 
 
@@ -289,8 +287,8 @@ async def test_a_replica_that_is_behind_gets_its_share_again_once_it_keeps_pace_
     await generated(agent, 6)
     came = await generated(agent, 6)
     assert {c.text for c in came} == {"a:1", "a:2"}
-    assert [len(service.requests) for service in quick] == [3, 3], "nobody waited for it"
-    assert [p.seeds[0] for p in slow.requests[1].prompts] == [0, 10], "half a share on trial"
+    assert [len(service.requests) for service in quick] == [3, 2], "nobody waited for it"
+    assert [p.seeds[0] for p in slow.requests[1].prompts] == [0, 10], "half of a chunk on trial"
     slow.slow = False
     await generated(agent, 6)
     assert {c.text for c in await generated(agent, 6)} == {"a:1", "a:2", "a:3"}
@@ -332,3 +330,52 @@ async def test_a_replica_that_lost_its_weights_in_an_update_waits_for_the_next_v
         assert service.pushes == 1
         await publisher.publish()
     assert {c.weights_spans[0].weights_version for c in await running} == {2}
+
+
+def failed(code: grpc.StatusCode) -> CallError:
+    return CallError(code, "gone", address="a:1", rpc="Generate")
+
+
+async def with_replicas_that_return(agent: Agent, count: int) -> list[Completion]:
+    """What is generated while every replica that is lost is back at once."""
+    replicas = agent._replicas
+    replicas.patience = 60.0
+
+    async def bring_back() -> None:
+        while True:
+            await replicas.until(lambda: len(replicas.live) < len(replicas))
+            for replica in replicas:
+                replicas.take_back(replica)
+
+    bringing = asyncio.create_task(bring_back())
+    try:
+        async with asyncio.timeout(20):
+            return await generated(agent, count)
+    finally:
+        bringing.cancel()
+
+
+@pytest.mark.parametrize(
+    ("code", "askings"),
+    [(grpc.StatusCode.UNAVAILABLE, 8), (grpc.StatusCode.DEADLINE_EXCEEDED, 2)],
+)
+async def test_a_chunk_that_fails_on_every_replica_ends_with_that_error(
+    code: grpc.StatusCode, askings: int
+) -> None:
+    """S5: prompts that take every replica down are not asked for without end."""
+    services = [Service(f"a:{n}", [failed(code)] * 50, before_failing=1) for n in (1, 2)]
+    agent = await agent_of(*services)
+    before = progress()
+    with pytest.raises(CallError, match=rf"Generate at a:1 failed: {code.name}.*tried {askings}"):
+        await with_replicas_that_return(agent, 1)
+    # The first asking delivers its first completion; its failure is the first that counts.
+    assert sum(len(service.requests) for service in services) == askings
+    assert progress() == before + 1, "what comes again is no progress"
+
+
+async def test_a_chunk_that_gets_on_may_fail_any_number_of_times() -> None:
+    service = Service("a:1", [failed(grpc.StatusCode.DEADLINE_EXCEEDED)] * 50, before_failing=1)
+    agent = await agent_of(service, repeats_whole=False)
+    came = await with_replicas_that_return(agent, 6)
+    assert len({(c.prompt_index, c.sample_index) for c in came}) == len(came) == 12
+    assert len(service.requests) == 12

@@ -213,6 +213,20 @@ async def test_a_prompt_too_long_for_the_service_is_refused(model: Path, address
     assert "dataset[1]: got a prompt of 100 tokens and max_new_tokens 8, wanted 32" in detail
 
 
+async def test_a_prompt_longer_than_an_engine_takes_by_itself_is_refused(
+    model: Path, generation: Generation, address: str
+) -> None:
+    """L12: within the context, and beyond what a server takes as input."""
+    generation.info = dataclasses.replace(generation.info, max_prompt_tokens=4)
+    agents = [{"model": str(model), "addresses": [address]}]
+    fits = await Inspection(_config(model, agents=agents)).run()
+    assert fits.ok
+    assert "context 32, prompts of at most 4" in _of(fits, "agents[0] at").detail
+    over = _config(model, agents=agents, dataset={"prompts": ["red " * 5]})
+    detail = _of(await Inspection(over).run(), "prompts of agent 0").detail
+    assert "dataset[0]: got a prompt of 5 tokens, wanted at most 4" in detail
+
+
 async def test_prompt_and_budget_that_just_fit_pass(model: Path, address: str) -> None:
     """L12: prompt + max_new_tokens may fill the context and not exceed it."""
     agents = [{"model": str(model), "addresses": [address]}]

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,29 @@ def test_a_nursery_that_cannot_import_says_why_once(
     stop_children(children, grace=0)
     (record,) = [r for r in caplog.records if r.name == "antiphon.learner.run.children"]
     assert "No module named 'no_such_module'" in record.getMessage()
+
+
+def test_what_another_thread_hears_of_a_birth_reaches_who_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A thread asks about children all the time while another one starts some."""
+    monkeypatch.setattr(nurseries, "IMPORTED", ("antiphon.clients.cli",))
+    nursery, done = Nursery(), threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            nursery.exit_code(1, 0.0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            born = [nursery.start(["--version"], output=log, environ={}) for _ in range(10)]
+        assert [child.wait(60) for child in born] == [0] * 10
+    finally:
+        done.set()
+        asking.join()
+        nursery.close()
 
 
 def test_who_waits_for_a_service_hears_of_a_nursery_that_is_ending(

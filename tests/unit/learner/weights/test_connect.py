@@ -15,7 +15,7 @@ from antiphon.clients.types import (
     PushKind,
 )
 from antiphon.learner import MAGRPOConfig
-from antiphon.learner.weights.connect import Needs, check_alike, check_fit
+from antiphon.learner.weights.connect import Needs, Terms, check_alike, check_fit
 
 NEEDS = Needs(agent=1, vocabulary_size=30, tokenizer_fingerprint=None, full_logprobs=False)
 INFO = ModelInfo(
@@ -98,3 +98,13 @@ def test_a_run_needs_them_with_the_reference_kl_in_the_returns_and_staleness(
     changes: dict[str, Any], ahead: bool
 ) -> None:
     assert MAGRPOConfig(**changes).return_kl_ahead is ahead
+
+
+def test_a_prompt_must_fit_by_itself_and_with_its_completion() -> None:
+    """L12: by the limit that it breaks, with the numbers."""
+    terms = Terms(NEEDS, 60, 12, full_logprobs=False, token_ids=False, fixed=True)
+    assert (terms.room(6), terms.room(50)) == (18, 60)
+    assert terms.misfit(0, 12, 48) == ""
+    assert "prompt of 13 tokens" in terms.misfit(0, 13, 1)
+    assert "at most 12" in terms.misfit(0, 13, 1)
+    assert "60 tokens" in terms.misfit(0, 12, 49)

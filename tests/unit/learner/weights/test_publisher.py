@@ -24,10 +24,12 @@ from antiphon.clients.types import (
 from antiphon.learner.weights.publisher import AgentPublisher
 from antiphon.learner.weights.replicas import (
     Replica,
+    Replicas,
     RunIdentity,
     RunSupersededError,
     ServiceTakenError,
 )
+from antiphon.learner.weights.wire_weights import OwnWeights
 from antiphon.services.common.changes import decode_change, patterns
 from antiphon.services.common.tensors import tensor_specs, to_bytes
 
@@ -75,9 +77,10 @@ def publisher(
     tensors: dict[str, torch.Tensor],
     *receivers: Receiver,
     dtype: TensorDtype = TensorDtype.BFLOAT16,
-) -> tuple[AgentPublisher, list[Replica]]:
-    replicas = [Replica(r.address, r) for r in receivers]  # type: ignore[arg-type]
-    return AgentPublisher(IDENTITY, 1, lambda: tensors, dtype, replicas, timeout=5), replicas
+) -> tuple[AgentPublisher, Replicas]:
+    replicas = Replicas(Replica(r.address, r) for r in receivers)  # type: ignore[arg-type]
+    weights = OwnWeights(lambda: tensors, dtype)
+    return AgentPublisher(IDENTITY, 1, weights, replicas, timeout=5), replicas
 
 
 async def test_versions_grow_by_one_and_count_what_every_replica_applied() -> None:
@@ -138,7 +141,7 @@ async def test_a_dead_replica_holds_up_nobody_and_takes_its_share_again_once_rea
     await agent.close()
 
 
-async def left_out() -> tuple[AgentPublisher, Receiver, list[Replica]]:
+async def left_out() -> tuple[AgentPublisher, Receiver, Replicas]:
     """A publisher whose second replica could not be reached by the first publish."""
     gone = CallError(grpc.StatusCode.UNAVAILABLE, "gone", address="a:2", rpc="PushWeights")
     back = Receiver("a:2", error=gone)
@@ -393,15 +396,17 @@ class DeltaReceiver(Receiver):
 
 
 def delta_publisher(
-    tensors: dict[str, torch.Tensor], *receivers: DeltaReceiver, deltas: bool = True
-) -> tuple[AgentPublisher, list[Replica]]:
-    replicas = [
+    tensors: dict[str, torch.Tensor],
+    *receivers: DeltaReceiver,
+    deltas: bool = True,
+    dtype: TensorDtype = TensorDtype.BFLOAT16,
+) -> tuple[AgentPublisher, Replicas]:
+    replicas = Replicas(
         Replica(r.address, r, r.loaded, frozenset(PushKind))  # type: ignore[arg-type]
         for r in receivers
-    ]
-    made = AgentPublisher(
-        IDENTITY, 1, lambda: tensors, TensorDtype.BFLOAT16, replicas, timeout=5, deltas=deltas
     )
+    weights = OwnWeights(lambda: tensors, dtype)
+    made = AgentPublisher(IDENTITY, 1, weights, replicas, timeout=5, deltas=deltas)
     return made, replicas
 
 
@@ -555,3 +560,16 @@ async def test_without_deltas_all_is_sent() -> None:
     move(tensors)
     await made.publish()
     assert receiver.kinds() == [(FULL, 1), (FULL, 2)]
+
+
+async def test_deltas_are_not_tried_where_the_engine_holds_fewer_bits_than_the_wire() -> None:
+    """It says in which number formats it takes them; the others get them all the same."""
+    tensors, coarse, fine = drawn(), DeltaReceiver("a:1"), DeltaReceiver("a:2")
+    made, replicas = delta_publisher(tensors, coarse, fine, dtype=TensorDtype.FLOAT32)
+    replicas[0].delta_dtypes = frozenset({TensorDtype.BFLOAT16})
+    replicas[1].delta_dtypes = frozenset(TensorDtype)
+    for _ in range(3):
+        await made.publish()
+        move(tensors)
+    assert coarse.kinds() == [(FULL, 1), (FULL, 2), (FULL, 3)]
+    assert fine.kinds() == [(FULL, 1), (DELTA, 2), (DELTA, 3)]

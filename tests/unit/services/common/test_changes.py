@@ -31,8 +31,9 @@ def encoded(base: Patterns, new: Patterns, exponent: int, block: int = 7) -> byt
     encoder = ChangeEncoder(exponent)
     for start in range(0, len(base), block):
         part = slice(start, start + block)
-        moved = encoder.add(base[part], new[part])
+        moved, after = encoder.add(base[part], new[part])
         assert np.array_equal(moved, np.flatnonzero(base[part] != new[part]))
+        assert np.array_equal(after, new[part][moved])
     return encoder.finish()
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from antiphon.services.common.logs import configure_logging
+from antiphon.services.common.logs import JsonStream, configure_logging, json_line
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    stream, hooks = sys.stderr, (sys.excepthook, threading.excepthook)
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    sys.stderr, (sys.excepthook, threading.excepthook) = stream, hooks
+    logging.captureWarnings(False)
 
 
 def test_json_lines_hold_message_exception_and_extras(capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +45,106 @@ def test_json_lines_hold_message_exception_and_extras(capfd: pytest.CaptureFixtu
     assert entry["time"].endswith("+00:00")
 
 
+def test_extras_take_no_place_of_the_lines_own_and_are_json_all_through(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("json", "info")
+    extra = {"level": "fake", "logger": None, "figures": {"a": [float("nan"), 1.5], 2: (3,)}}
+    logging.getLogger("a.logger").info("caf\u00e9 \u2028", extra=extra)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.isascii()
+    entry = json.loads(line, parse_constant=pytest.fail)
+    assert (entry["level"], entry["logger"]) == ("info", "a.logger")
+    assert entry["message"] == "caf\u00e9 \u2028"
+    assert entry["figures"] == {"a": ["nan", 1.5], "2": [3]}
+
+
+def test_who_writes_in_the_middle_of_a_line_is_not_waited_for() -> None:
+    """A finalizer or a signal handler that prints runs on the thread that is at a line."""
+
+    class Prints(io.StringIO):
+        def write(self, text: str) -> int:
+            if "outer" in text:
+                printed.write("inner\n")
+            return super().write(text)
+
+    beneath = Prints()
+    printed = JsonStream(beneath)
+    thread = threading.Thread(target=printed.write, args=("outer\n",), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [json.loads(line)["message"] for line in beneath.getvalue().splitlines()] == [
+        "inner",
+        "outer",
+    ]
+
+
 def test_text_lines_hold_extras(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging("text", "info")
     logging.getLogger("a.logger").info("hello", extra={"agent": 1})
     line = capfd.readouterr().err.strip()
     assert line.endswith("INFO    a.logger: hello agent=1")
+
+
+PROGRAM = """
+import logging, sys, threading, warnings
+from antiphon.services.common.logs import configure_logging
+
+configure_logging("text")
+configure_logging("json")
+logging.getLogger("a.logger").warning("logged")
+warnings.warn("a warning")
+print("printed", "by a function", file=sys.stderr)
+sys.stderr.write("two lines\\nat once\\n")
+sys.stderr.write("antiphon: the root error\\n")
+print("unfinished", end="", file=sys.stderr, flush=True)
+print("", file=sys.stderr)
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+print("no end of line", end="", file=sys.stderr)
+raise KeyError("nobody catches it")
+"""
+
+
+def test_whatever_a_process_says_on_standard_error_each_line_is_one_json_object() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    entries = [json.loads(line) for line in done.stderr.splitlines()]
+    assert all(entry.keys() >= {"time", "level", "logger", "message"} for entry in entries)
+    said = [(entry["level"], entry["logger"], entry["message"]) for entry in entries]
+    warned = said.pop(1)
+    assert warned[:2] == ("warning", "py.warnings")
+    assert "UserWarning: a warning" in warned[2]
+    assert said == [
+        ("warning", "a.logger", "logged"),
+        ("info", "stderr", "printed by a function"),
+        ("info", "stderr", "two lines\nat once"),
+        ("error", "antiphon", "the root error"),
+        ("info", "stderr", "unfinished"),
+        ("critical", "antiphon", "ZeroDivisionError: division by zero"),
+        ("critical", "antiphon", "KeyError: 'nobody catches it'"),
+        ("info", "stderr", "no end of line"),
+    ]
+    assert "Traceback" in entries[-2]["exception"]
+    assert done.returncode == 1
+
+
+def test_lines_for_people_come_back_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging("json")
+    configure_logging("text")
+    print("plain", file=sys.stderr)
+    assert capfd.readouterr().err == "plain\n"
+
+
+def test_numbers_that_json_does_not_know_are_texts() -> None:
+    entry = json.loads(json_line("m", logger="l", loss=float("nan"), reward=0.5))
+    assert (entry["loss"], entry["reward"]) == ("nan", 0.5)
+
+
+def test_a_child_may_be_given_the_stream() -> None:
+    with Path("/dev/null").open("w") as file:
+        stream = JsonStream(file)
+        assert stream.fileno() == file.fileno()
+        assert not stream.isatty()
+    assert isinstance(stream, io.TextIOBase)

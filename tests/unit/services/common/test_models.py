@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from antiphon.services.common.models import (
     context_length,
     encode_chat,
     encode_prompt,
+    encode_text,
     end_token_ids,
     load_model,
     load_tokenizer,
@@ -144,3 +146,31 @@ def test_fingerprint_tells_vocabulary_special_tokens_and_template_apart(tmp_path
     same.chat_template = "{{ messages }}"
     fingerprints = {tokenizer_fingerprint(t) for t in (first, same, *others)}
     assert len(fingerprints) == 5
+
+
+def test_weights_that_are_pickled_are_not_loaded(tiny_folders: Folders, tmp_path: Path) -> None:
+    """Loading them would run what is in them."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_folders(), folder)
+    model = load_model(folder, dtype=torch.float32)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        load_model(folder, dtype=torch.float32)
+
+
+def test_a_text_that_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path) -> None:
+    """L12: megabytes would take minutes, and fit as little."""
+    tokenizer = tiny_tokenizer(tmp_path, kind="bytes")
+    text = "the answer and the " * 2_000
+    some = encode_text(tokenizer, text, enough=32)
+    assert 32 < len(some) < 2000
+    assert some == encode_text(tokenizer, text)[: len(some)]
+    assert len(encode_prompt(tokenizer, text, enough=32)) > 32
+
+
+def test_a_long_text_of_few_tokens_is_encoded_as_it_is(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path, kind="words")
+    text = "red" + " " * 10_000 + "blue"
+    assert encode_text(tokenizer, text, enough=4) == encode_text(tokenizer, text)
+    assert len(encode_text(tokenizer, text, enough=4)) == 2

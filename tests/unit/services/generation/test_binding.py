@@ -125,14 +125,14 @@ def test_what_a_push_may_replace(
 
 
 def test_a_higher_incarnation_takes_over_and_the_lower_one_is_told() -> None:
-    """S7: by a push or by a Generate, which itself finds the old learner's weights foreign."""
-    for takeover in ("push", "generate"):
-        world = World(loaded(41))
+    """S7: by a push, or where nothing was pushed yet by a Generate."""
+    for takeover, weights in (("push", loaded(41)), ("generate", START)):
+        world = World(weights)
         assert world.generate() == OK
         if takeover == "push":
             assert world.push(41, b"other bytes", incarnation=2) == TAKE
         else:
-            assert world.generate(incarnation=2) == FOREIGN
+            assert world.generate(incarnation=2) == OK
         assert world.binding.incarnation == 2
         assert world.generate() == SUPERSEDED
         assert world.push(42) == SUPERSEDED
@@ -142,6 +142,18 @@ def test_a_higher_incarnation_takes_over_and_the_lower_one_is_told() -> None:
         world.binding.check_current("a", 2)
         world.weights = loaded(41, b"other bytes", incarnation=2)
         assert world.generate(incarnation=2, minimum=41) == OK
+
+
+def test_a_generate_that_is_refused_does_not_take_over() -> None:
+    """S7: whoever may only sample cannot end a run with an incarnation that it made up."""
+    world = World(loaded(41))
+    assert world.generate(minimum=41) == OK
+    assert world.generate(incarnation=2**62) == FOREIGN
+    assert world.generate(minimum=41) == OK
+    assert world.push(42) == TAKE
+    unpushed = World(START)
+    assert unpushed.generate(incarnation=2**62, minimum=1) == MISSING
+    assert unpushed.binding.run_id == ""
 
 
 def test_another_run_waits_until_the_bound_one_has_been_silent_for_the_lease() -> None:
@@ -177,6 +189,17 @@ def test_every_call_renews_the_lease_and_a_call_under_way_keeps_it() -> None:
     assert world.generate(run="b") == HELD
     world.now += 2
     assert world.generate(run="b") == OK
+
+
+def test_the_learner_that_drives_the_run_keeps_the_lease_and_nobody_else_does() -> None:
+    world = World()
+    assert world.push(1, incarnation=2) == TAKE
+    for run, incarnation, left in (("b", 9, 1), ("a", 1, 1), ("a", 2, LEASE), ("a", 3, LEASE)):
+        world.binding.renew("a", 2)
+        world.now += LEASE - 1
+        world.binding.renew(run, incarnation)
+        assert world.binding.lease_seconds_left == left
+    assert (world.binding.run_id, world.binding.incarnation) == ("a", 2)
 
 
 def test_refused_calls_of_others_do_not_renew_the_lease_or_move_the_incarnation() -> None:

@@ -113,3 +113,17 @@ def test_a_temporary_folder_is_gone_once_it_is_closed(tiny_folders: Folders) -> 
     assert folder.is_dir()
     folders.close()
     assert not folder.parent.exists()
+
+
+def test_no_name_from_the_wire_becomes_a_path(tiny_folders: Folders, tmp_path: Path) -> None:
+    """A run's id and tensors' names may hold anything; the folder's name is of numbers only."""
+    source, work = tiny_folders(seed=0), tmp_path / "inner" / "work"
+    weights = wire_tensors(load_model(source, dtype=torch.float32))
+    folders = ModelFolders(work, ServedModel(str(source)))
+    before = {file for file in tmp_path.rglob("*") if work not in (file, *file.parents)}
+    digest = bytes.fromhex("2e2e2f") * 10 + b"../"[:2]
+    folder = folders.write(LoadedWeights("../../run", 1, 3, digest), weights, {})
+    assert folder == work / f"version-1-3-{digest.hex()[:12]}"
+    assert before | {work.parent} == {
+        file for file in tmp_path.rglob("*") if work not in (file, *file.parents)
+    } | {work.parent}

@@ -19,7 +19,8 @@ class Endless:
     def __init__(self) -> None:
         self.closed = False
 
-    async def generate(self, _request: Any) -> AsyncGenerator[Completion]:
+    async def generate(self, _request: Any, *, timeout: float | None) -> AsyncGenerator[Completion]:
+        assert timeout == 30.0
         try:
             yield Completion(
                 prompt_index=0,
@@ -39,10 +40,17 @@ class Endless:
             self.closed = True
 
 
+class Context:
+    """A call with half a minute left."""
+
+    def time_remaining(self) -> float:
+        return 30.0
+
+
 async def test_a_stream_closed_in_its_middle_ends_the_generation_in_order() -> None:
     """S8: what reads ahead ends first, so that the generation can be closed."""
     service: Any = Endless()
-    context: Any = None
+    context: Any = Context()
     stream = GenerationServicer(service).Generate(generate_request_to_proto(request()), context)
     message = await anext(stream)
     assert [completion.text for completion in message.completions] == ["a"]

@@ -16,6 +16,7 @@ from antiphon.clients.types import (
     WeightsChunk,
 )
 from antiphon.services.common.errors import ServiceError
+from antiphon.services.common.memory import mapped
 from antiphon.services.generation.staging import Staging, TensorBuffer, new_bytes
 
 FIRST, SECOND = bytes(range(16)), bytes(range(100, 108))
@@ -111,7 +112,8 @@ def test_a_tensor_of_three_gigabytes_is_taken_chunk_by_chunk_past_every_32_bit_l
         new_bytes(size, size - 63, WeightsChunk(0, size - 63, b"x" * 64, 0))
 
     shape = (3 << 10, 1 << 18)
-    buffer = TensorBuffer(TensorSpec("large", TensorDtype.FLOAT32, shape, bytes(16)))
+    spec = TensorSpec("large", TensorDtype.FLOAT32, shape, bytes(16))
+    buffer = TensorBuffer(spec, *mapped([size]))
     buffer.received = size - 2 * step
     last = b"\x07" * step
     assert buffer.add(chunk(0, size - 2 * step, last)) == step

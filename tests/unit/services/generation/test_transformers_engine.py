@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 import torch
-from prometheus_client import REGISTRY
+from tests.support.engines import (
+    PROMPTS,
+    V7,
+    Folders,
+    Watched,
+    complete,
+    make,
+    pushed,
+    queued,
+    request,
+    running,
+    sampling,
+)
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Qwen3MoeConfig
 
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.types import (
-    Completion,
     FinishReason,
     LoadedWeights,
     SamplingParameters,
@@ -27,54 +36,9 @@ from antiphon.clients.types import (
 )
 from antiphon.services.common.models import end_token_ids, load_model, load_tokenizer
 from antiphon.services.common.sampling import seeds_tensor, uniform
-from antiphon.services.common.tensors import tensor_specs, to_bytes, wire_tensors
-from antiphon.services.generation.engine import EncodedPrompt, EngineRequest, PushedTensor
+from antiphon.services.common.tensors import tensor_specs, wire_tensors
+from antiphon.services.generation.engine import EngineRequest
 from antiphon.services.generation.transformers_engine import TransformersEngine
-
-Folders = Callable[..., Path]
-PROMPTS = [(5, 6, 7), (8, 9, 10, 11, 12, 13, 14, 6), (5, 6, 7), (20,)]
-
-
-def sampling(
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    max_new_tokens: int = 12,
-) -> SamplingParameters:
-    return SamplingParameters(temperature, top_k, top_p, max_new_tokens)
-
-
-def request(
-    prompts: Sequence[tuple[int, ...]] = PROMPTS,
-    samples: int = 6,
-    parameters: SamplingParameters | None = None,
-    full: bool = False,
-    admit: Callable[[LoadedWeights], None] = lambda loaded: None,
-) -> EngineRequest:
-    encoded = tuple(
-        EncodedPrompt(prompt, tuple(1000 * i + s for s in range(samples)))
-        for i, prompt in enumerate(prompts)
-    )
-    return EngineRequest(encoded, parameters or sampling(), full, admit)
-
-
-def make(folder: Path, **options: Any) -> TransformersEngine:
-    model = load_model(folder, dtype=torch.float32)
-    return TransformersEngine(model, load_tokenizer(folder), source=str(folder), **options)
-
-
-@asynccontextmanager
-async def running(folder: Path, **options: Any) -> AsyncGenerator[TransformersEngine]:
-    engine = make(folder, **options)
-    engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
-async def complete(engine: TransformersEngine, work: EngineRequest) -> list[Completion]:
-    return [completion async for completion in engine.generate(work)]
 
 
 def by_hand(
@@ -286,40 +250,6 @@ async def test_other_architectures_are_sampled_as_single_rows_without_cache_woul
         assert c.logprobs == pytest.approx(wanted["logprobs"], abs=1e-4)
 
 
-async def queued(jobs: int) -> None:
-    """Returns once that many jobs wait for the engine."""
-    async with asyncio.timeout(60):
-        while REGISTRY.get_sample_value("antiphon_generation_num_requests_waiting") != jobs:
-            await asyncio.sleep(0.002)
-
-
-class Watched:
-    """Notes the rows and tokens of every forward, and holds the one numbered `hold_at`."""
-
-    def __init__(self, engine: TransformersEngine, hold_at: int | None = None) -> None:
-        self.shapes: list[tuple[int, int]] = []
-        self._hold_at = hold_at
-        self._entered = asyncio.Event()
-        self._gate = threading.Event()
-        self._loop = asyncio.get_running_loop()
-        engine.model.register_forward_pre_hook(self._hook, with_kwargs=True)
-
-    def _hook(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        rows, length = kwargs["input_ids"].shape
-        self.shapes.append((rows, length))
-        if len(self.shapes) - 1 == self._hold_at:
-            self._loop.call_soon_threadsafe(self._entered.set)
-            assert self._gate.wait(60)
-
-    async def held(self) -> None:
-        """Returns once the forward is held."""
-        await asyncio.wait_for(self._entered.wait(), 60)
-
-    def release(self) -> None:
-        """Lets it go on."""
-        self._gate.set()
-
-
 async def test_distinct_prompts_are_prefilled_once_and_ended_rows_stop_costing(
     tiny_folders: Folders,
 ) -> None:
@@ -363,124 +293,6 @@ async def test_closing_the_stream_frees_its_rows(tiny_folders: Folders) -> None:
         assert len(await asyncio.wait_for(kept, 60)) == 1
         steps = [shape for shape in watched.shapes if shape[0] > 1]
         assert len(steps) <= 2
-
-
-def pushed(folder: Path, dtype: TensorDtype = TensorDtype.FLOAT32) -> list[PushedTensor]:
-    tensors = wire_tensors(load_model(folder, dtype=torch.float32))
-    specs = tensor_specs(tensors, dtype)
-    return [PushedTensor(s, memoryview(bytes(to_bytes(tensors[s.name], dtype)))) for s in specs]
-
-
-V7 = LoadedWeights("run", 1, 7, b"seven")
-
-
-@pytest.mark.parametrize("tie", [True, False])
-async def test_after_a_swap_completions_are_those_of_the_new_weights(
-    tiny_folders: Folders, tie: bool
-) -> None:
-    """S4: nothing computed under the old weights is used again, tied heads included."""
-    old, new = tiny_folders(seed=0, tie=tie), tiny_folders(seed=5, tie=tie)
-    work = request(full=True)
-    async with running(new, weights_dtype=TensorDtype.FLOAT32) as engine:
-        wanted = await complete(engine, work)
-    async with running(old) as engine:
-        before = await complete(engine, work)
-        pause = await engine.apply(pushed(new), V7)
-        after = await complete(engine, work)
-        assert engine.loaded == V7
-    assert 0 < pause < 60
-    assert [c.token_ids for c in after] == [c.token_ids for c in wanted]
-    assert [c.logprobs for c in after] == [c.logprobs for c in wanted]
-    assert [c.token_ids for c in after] != [c.token_ids for c in before]
-    assert {c.weights_spans for c in after} == {(WeightsSpan(0, 7),)}
-
-
-async def test_with_finish_a_swap_waits_for_the_completions_under_way(
-    tiny_folders: Folders,
-) -> None:
-    work = request(samples=3, parameters=sampling(max_new_tokens=40))
-    async with running(tiny_folders(seed=0), max_batch_size=4) as engine:
-        undisturbed = await complete(engine, work)
-        watched = Watched(engine, hold_at=0)
-        task = asyncio.create_task(complete(engine, work))
-        await watched.held()
-        swap = asyncio.create_task(engine.apply(pushed(tiny_folders(seed=5)), V7))
-        await queued(1)
-        later = asyncio.create_task(complete(engine, work))
-        await asyncio.sleep(0)
-        assert engine.loaded.version == 0
-        watched.release()
-        assert await asyncio.wait_for(task, 60) == undisturbed
-        await asyncio.wait_for(swap, 60)
-        assert {c.weights_spans for c in await later} == {(WeightsSpan(0, 7),)}
-
-
-async def test_with_continue_completions_go_on_under_the_new_weights_with_a_new_cache(
-    tiny_folders: Folders,
-) -> None:
-    """S4: after the swap every token is that of the new weights on prompt and tokens so far."""
-    old, new = tiny_folders(seed=0), tiny_folders(seed=5)
-    work = request(samples=2, parameters=sampling(max_new_tokens=30))
-    async with running(old, on_swap="continue") as engine:
-        watched = Watched(engine, hold_at=6)
-        task = asyncio.create_task(complete(engine, work))
-        await watched.held()
-        swap = asyncio.create_task(engine.apply(pushed(new), V7))
-        await queued(1)
-        watched.release()
-        pause = await asyncio.wait_for(swap, 60)
-        got = await asyncio.wait_for(task, 60)
-        assert pause > 0
-        models = {0: load_model(old, dtype=torch.float32), 7: load_model(new, dtype=torch.float32)}
-        for tensor in wire_tensors(models[0]).values():
-            tensor.copy_(tensor.bfloat16().float())
-    switched = [c for c in got if len(c.weights_spans) == 2]
-    assert switched
-    assert {c.weights_spans[1].start for c in switched} == {7}
-    for c in got:
-        assert [span.weights_version for span in c.weights_spans] in ([0], [0, 7])
-        for position, logprob in enumerate(c.logprobs):
-            version = next(
-                span.weights_version for span in reversed(c.weights_spans) if span.start <= position
-            )
-            row = torch.tensor([[*c.prompt_token_ids, *c.token_ids[:position]]])
-            with torch.no_grad():
-                wanted = models[version](row).logits[0, -1].log_softmax(-1)
-            assert logprob == pytest.approx(float(wanted[c.token_ids[position]]), abs=1e-4)
-
-
-@pytest.mark.parametrize("on_swap", ["finish", "continue"])
-async def test_weights_are_admitted_when_they_are_about_to_sample(
-    tiny_folders: Folders, on_swap: Any
-) -> None:
-    """A swap between a request's arrival and its turn, or in its middle, is not slept through."""
-    seen: list[int] = []
-
-    def admit(loaded: LoadedWeights) -> None:
-        seen.append(loaded.version)
-        if loaded.version:
-            raise PermissionError("foreign weights")
-
-    async with running(tiny_folders(seed=0), on_swap=on_swap) as engine:
-        watched = Watched(engine, hold_at=0)
-        work = request(samples=1, admit=admit, parameters=sampling(max_new_tokens=60))
-        first = asyncio.create_task(complete(engine, work))
-        await watched.held()
-        swap = asyncio.create_task(engine.apply(pushed(tiny_folders(seed=5)), V7))
-        await queued(1)
-        second = asyncio.create_task(complete(engine, work))
-        await asyncio.sleep(0)
-        watched.release()
-        await asyncio.wait_for(swap, 60)
-        with pytest.raises(PermissionError):
-            await asyncio.wait_for(second, 60)
-        if on_swap == "finish":
-            assert len(await first) == 4
-            assert seen == [0, 7]
-        else:
-            with pytest.raises(PermissionError):
-                await first
-            assert seen == [0, 7, 7]
 
 
 async def test_starting_weights_are_rounded_to_the_wire_format_and_digested_as_pushed(

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphon.clients.cli import options
 from antiphon.clients.cli.check.cases import Cases
 from antiphon.clients.cli.check.probe import Probe, Subject
 from antiphon.clients.cli.check.report import print_report
 from antiphon.clients.cli.check.reward import RewardSubject
 from antiphon.clients.cli.check.suite import check_service
 from antiphon.clients.cli.check.transition import TransitionSubject
+from antiphon.clients.cli.options import endpoint_command
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import FieldError
 
@@ -54,18 +54,13 @@ def check() -> None:
 
 
 @app.command()
+@endpoint_command
 def reward(
-    address: options.Address,
+    endpoint: Endpoint,
     num_agents: NumAgents = 2,
     num_turns: NumTurns = 2,
     item: Item = None,
     timeout: Timeout = 30.0,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_server_name: options.TlsServerName = None,
-    token_file: options.TokenFile = None,
-    insecure: options.Insecure = False,
 ) -> None:
     """Check a reward service.
 
@@ -77,31 +72,17 @@ def reward(
     The service is called with made-up joint actions: one, several, the same again, empty, long,
     unusual and malformed ones. The exit code is 1 when any check fails.
     """
-    endpoint = options.endpoint(
-        address,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        insecure=insecure,
-    )
     _run(endpoint, RewardSubject, num_agents, num_turns, item, timeout)
 
 
 @app.command()
+@endpoint_command
 def transition(
-    address: options.Address,
+    endpoint: Endpoint,
     num_agents: NumAgents = 2,
     num_turns: NumTurns = 2,
     item: Item = None,
     timeout: Timeout = 30.0,
-    tls_ca: options.TlsCa = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    tls_server_name: options.TlsServerName = None,
-    token_file: options.TokenFile = None,
-    insecure: options.Insecure = False,
 ) -> None:
     """Check a transition service.
 
@@ -113,15 +94,6 @@ def transition(
     Every answer must hold one prompt per agent, none of them empty, or end the branch. The exit
     code is 1 when any check fails.
     """
-    endpoint = options.endpoint(
-        address,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-        token_file=token_file,
-        insecure=insecure,
-    )
     _run(endpoint, TransitionSubject, num_agents, num_turns, item, timeout)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import httpx2
 from huggingface_hub import AsyncInferenceClient, set_async_client_factory
 
-# Nothing is read until a whole completion is there.
-TIMEOUT = httpx2.Timeout(900.0, connect=10.0, pool=None)
+_CONNECT_SECONDS = 10.0
+_SHORTEST_SECONDS = 0.001
 _WITHOUT_TOKEN = "antiphon-without-token"  # noqa: S105 - the name of no token
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 
 def inference_client(url: str, token: str | None = None) -> AsyncInferenceClient:
@@ -17,7 +22,8 @@ def inference_client(url: str, token: str | None = None) -> AsyncInferenceClient
 
     The library's own sessions refuse every address while HF_HUB_OFFLINE is set, hold a hundred
     connections at most, and send the hub's token where none is given; these do not. A server that
-    cannot be reached, or answers nothing for fifteen minutes, ends a request with a timeout.
+    cannot be reached ends a request with a timeout, and so does one that has not answered when its
+    caller gives up (`wanted_until`).
 
     Args:
         url: Where it is, with scheme.
@@ -28,6 +34,20 @@ def inference_client(url: str, token: str | None = None) -> AsyncInferenceClient
     return AsyncInferenceClient(url, token=token or _WITHOUT_TOKEN)
 
 
+@contextmanager
+def wanted_until(deadline: float | None) -> Iterator[None]:
+    """Requests within the block end with a timeout then.
+
+    Args:
+        deadline: On the clock of `time.monotonic`; None waits for as long as it takes.
+    """
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
 def _session() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
@@ -36,8 +56,12 @@ def _session() -> httpx2.AsyncClient:
 
 
 async def _in_time(request: httpx2.Request) -> None:
-    # The library asks for no timeout with every request, which overrides a session's.
-    request.extensions["timeout"] = TIMEOUT.as_dict()
+    # The library asks for no timeout with every request, which overrides a session's. Nothing is
+    # read until a whole completion is there, so the time to read is all that is left.
+    deadline = _deadline.get()
+    left = None if deadline is None else max(deadline - time.monotonic(), _SHORTEST_SECONDS)
+    connect = _CONNECT_SECONDS if left is None else min(left, _CONNECT_SECONDS)
+    request.extensions["timeout"] = httpx2.Timeout(left, connect=connect, pool=None).as_dict()
 
 
 async def _without_token(request: httpx2.Request) -> None:

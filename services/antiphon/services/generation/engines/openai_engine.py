@@ -11,7 +11,7 @@ import hashlib
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -33,7 +33,7 @@ from antiphon.clients.types import (
 from antiphon.services.common.errors import ServiceError
 from antiphon.services.common.models import encode_text
 from antiphon.services.generation.engine import EngineInfo, EngineRequest, PushedTensor
-from antiphon.services.generation.engines.hub_client import inference_client
+from antiphon.services.generation.engines.hub_client import inference_client, wanted_until
 from antiphon.services.generation.engines.samples import (
     Sample,
     Sampled,
@@ -81,7 +81,6 @@ class OpenAIEngine:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._under_way = 0
         self._last_answer = time.monotonic()
-        self._end_ids = frozenset(served.end_ids)
         self._metrics = metrics or generation_metrics()
         self._metrics.step_age.set_function(lambda: self.seconds_since_step)
         # Somebody else's weights; the digest tells them from any that are pushed.
@@ -127,25 +126,23 @@ class OpenAIEngine:
             )
         return self._served.codec.encode(prompt, field)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
         """Yields completions as they end; closing the generator drops the server's requests."""
+        return side_by_side(request, partial(self._complete, request=request), self._metrics)
 
-        async def complete(sample: Sample) -> Completion:
-            async with self._slots:
-                if not self._under_way:
-                    self._last_answer = time.monotonic()
-                self._under_way += 1
-                try:
-                    request.admit(self.loaded)
-                    return await self._complete(sample, request.sampling)
-                finally:
-                    self._under_way -= 1
+    async def _complete(self, sample: Sample, request: EngineRequest) -> Completion:
+        async with self._slots:
+            if not self._under_way:
+                self._last_answer = time.monotonic()
+            self._under_way += 1
+            try:
+                request.admit(self.loaded)
+                with wanted_until(request.deadline):
+                    return await self._answer(sample, request.sampling)
+            finally:
+                self._under_way -= 1
 
-        async with aclosing(side_by_side(request, complete, self._metrics)) as completions:
-            async for completion in completions:
-                yield completion
-
-    async def _complete(self, sample: Sample, sampling: SamplingParameters) -> Completion:
+    async def _answer(self, sample: Sample, sampling: SamplingParameters) -> Completion:
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -184,12 +181,10 @@ class OpenAIEngine:
         choice = answer.choices[0]
         ids = encode_text(self._served.tokenizer, choice.message.content or "")
         ids = ids[: sampling.max_new_tokens]
-        if (choice.finish_reason == "stop" or not ids) and self._end_ids:
-            ids = [*ids[: sampling.max_new_tokens - 1], min(self._end_ids)]
-        sampled = Sampled(ids, [0.0] * len(ids), [1] * len(ids))
-        return completion_of(
-            sample, sampled, codec=self._served.codec, end_ids=self._end_ids, weights_version=0
-        )
+        ends = self._served.end_ids
+        if (choice.finish_reason == "stop" or not ids) and ends:
+            ids = [*ids[: sampling.max_new_tokens - 1], min(ends)]
+        return completion_of(sample, Sampled.untold(ids), self._served, weights_version=0)
 
     def _explained(self, error: Exception, sample: Sample) -> ServiceError:
         if not isinstance(error, HfHubHTTPError):

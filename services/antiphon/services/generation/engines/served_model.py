@@ -74,9 +74,9 @@ class ServedModel:
         head = self.model.get_output_embeddings()
         config = self.model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size if head is None else head.weight.shape[0])
-        self.codec = Codec(self.tokenizer, self.vocabulary_size)
         self.end_ids = end_token_ids(self.model, self.tokenizer)
         self.context_length = context_length(self.model.config)
+        self.codec = Codec(self.tokenizer, self.vocabulary_size, self.context_length)
         self.fingerprint = tokenizer_fingerprint(self.tokenizer)
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = tensor_shapes(wire_tensors(self.model))
 

@@ -51,6 +51,9 @@ class StoredWeights:
         self._named_alike = set(own) <= self._names()
         return loaded
 
+    # Files hold every tensor in the number format that it came in.
+    delta_dtypes = frozenset(TensorDtype)
+
     @property
     def push_kinds(self) -> frozenset[PushKind]:
         """Kinds of push that can be taken; deltas where files name tensors as the wire does."""

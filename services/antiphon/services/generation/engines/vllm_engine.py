@@ -53,7 +53,9 @@ from antiphon.services.generation.engines.prefix_cache import drop_prefix_cache
 from antiphon.services.generation.engines.samples import (
     Sample,
     Sampled,
+    check_top_p,
     completion_of,
+    cut_by_top_p,
     side_by_side,
 )
 from antiphon.services.generation.engines.served_model import ServedModel
@@ -64,6 +66,9 @@ from antiphon.services.generation.metrics import GenerationMetrics, generation_m
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 0.5
+_END_SECONDS = 1.0
+"""How long vLLM's processes may take themselves apart. Left to it they take longer than the service
+has, and there is nothing in them to keep."""
 _LEAST_TEMPERATURE = 0.01
 _LIKELIEST = 256
 
@@ -128,7 +133,6 @@ class VllmEngine:
         self._wake_once = asyncio.Lock()
         self._asleep = False
         self._watching: asyncio.Task[None] | None = None
-        self._end_ids = frozenset(served.end_ids)
         self._last_step = time.monotonic()
         self._metrics = metrics or generation_metrics()
         self._metrics.step_age.set_function(lambda: self.seconds_since_step)
@@ -149,6 +153,8 @@ class VllmEngine:
                 full_logprobs=False,
                 # A seed fixes the random numbers; vLLM's batches, and so rounding, vary.
                 seeds=False,
+                batch_rows=int(llm.vllm_config.scheduler_config.max_num_seqs),
+                delta_dtypes=StoredWeights.delta_dtypes,
             ),
         )
 
@@ -174,19 +180,15 @@ class VllmEngine:
         """The prompt's token ids; see `Codec.encode`."""
         return self._served.codec.encode(prompt, field)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
         """Yields completions as they end; closing the generator frees vLLM's requests."""
         _check_sampling(request.sampling)
-
-        async def complete(sample: Sample) -> Completion:
-            return await self._complete(sample, request)
-
-        async with aclosing(side_by_side(request, complete, self._metrics)) as completions:
-            async for completion in completions:
-                yield completion
+        return side_by_side(request, partial(self._complete, request=request), self._metrics)
 
     async def _complete(self, sample: Sample, request: EngineRequest) -> Completion:
         async with self._turns.sampling():
+            if self._turns.sampling_now == 1:
+                self._last_step = time.monotonic()
             await self._wake()
             request.admit(self.loaded)
             version = self.loaded.version
@@ -198,24 +200,18 @@ class VllmEngine:
                 request_id=f"sample-{next(self._numbers)}",
                 lora_request=self._adapter,
             )
-            sampled = Sampled()
+            sampled = Sampled(request.sampling, self._served.vocabulary_size)
             try:
                 async with aclosing(outputs) as steps:
                     async for step in steps:
                         self._last_step = time.monotonic()
-                        self._add(sampled, step, request.sampling)
+                        _add(sampled, step)
             except EngineDeadError as error:
                 raise ServiceError(
                     grpc.StatusCode.UNAVAILABLE,
                     f"vLLM has ended; restart the service, its log says why: {error}",
                 ) from error
-        return completion_of(
-            sample,
-            sampled,
-            codec=self._served.codec,
-            end_ids=self._end_ids,
-            weights_version=version,
-        )
+        return completion_of(sample, sampled, self._served, version)
 
     def _parameters(self, seed: int, sampling: SamplingParameters) -> SamplingParams:
         signed = seed - (1 << 64) if seed >= 1 << 63 else seed
@@ -226,31 +222,13 @@ class VllmEngine:
             # -1 would mean none.
             seed=-2 if signed == -1 else signed,
             max_tokens=sampling.max_new_tokens,
-            stop_token_ids=sorted(self._end_ids),
+            stop_token_ids=sorted(self._served.end_ids),
             # Where top_p cuts, how many tokens it kept is read from all that top_k left.
-            logprobs=sampling.top_k if _cut_by_top_p(sampling) else 0,
+            logprobs=sampling.top_k if cut_by_top_p(sampling) else 0,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-
-    def _add(self, sampled: Sampled, step: RequestOutput, sampling: SamplingParameters) -> None:
-        """Adds the tokens of a step, in the lists of `sampled`."""
-        output = step.outputs[0]
-        told = output.logprobs
-        size = self._served.vocabulary_size
-        for place, token in enumerate(output.token_ids):
-            logprob, kept = 0.0, 1
-            if sampling.temperature > 0:
-                # The first is the sampled token's, then those of the likeliest tokens.
-                values = told.logprobs[told.start_indices[place] : told.end_indices[place]]
-                logprob = values[0]
-                kept = size if sampling.top_k is None else min(sampling.top_k, size)
-                if _cut_by_top_p(sampling):
-                    kept = sum(value > -float("inf") for value in values[1:])
-            sampled.token_ids.append(token)
-            sampled.logprobs.append(logprob)
-            sampled.kept_sizes.append(kept)
 
     def own_tensors(self) -> Mapping[str, Tensor]:
         """The model's own tensors as they are loaded, in the wire's number format."""
@@ -330,7 +308,10 @@ class VllmEngine:
         """Ends vLLM."""
         if self._watching is not None:
             self._watching.cancel()
-        await asyncio.to_thread(self._llm.shutdown)
+        handler = self._llm.output_handler
+        if handler is not None and not self._turns.sampling_now:
+            handler.cancel()  # It would log the end that is wanted as an error.
+        await asyncio.to_thread(self._llm.shutdown, _END_SECONDS)
         self._stored.folders.close()
 
 
@@ -371,8 +352,14 @@ def _own_dtype() -> str:
     return "float32" if current_platform.is_cpu() else "bfloat16"
 
 
-def _cut_by_top_p(sampling: SamplingParameters) -> bool:
-    return sampling.temperature > 0 and sampling.top_p is not None and sampling.top_p < 1
+def _add(sampled: Sampled, step: RequestOutput) -> None:
+    """Adds the tokens of a step."""
+    output = step.outputs[0]
+    told = output.logprobs
+    for place, token in enumerate(output.token_ids):
+        # The first is the sampled token's, then those of the likeliest tokens.
+        logprob, *others = told.logprobs[told.start_indices[place] : told.end_indices[place]]
+        sampled.add(token, logprob, sum(other > -float("inf") for other in others))
 
 
 def _check_sampling(sampling: SamplingParameters) -> None:
@@ -387,10 +374,4 @@ def _check_sampling(sampling: SamplingParameters) -> None:
             sampling.temperature,
             f"at least {_LEAST_TEMPERATURE}, which vLLM would take instead; or 0 for greedy",
         )
-    if _cut_by_top_p(sampling) and not 1 <= (sampling.top_k or 0) <= _LIKELIEST:
-        raise FieldError(
-            "sampling.top_k",
-            "none" if sampling.top_k is None else sampling.top_k,
-            f"at most {_LIKELIEST} beside top_p {sampling.top_p:g}: among so many of the likeliest "
-            "tokens is told which ones top_p kept; or no top_p",
-        )
+    check_top_p(sampling, _LIKELIEST, "among so many of the likeliest tokens is told what it kept")

@@ -21,7 +21,7 @@ from tests.integration.services.generation.engines.served import (
     on_transformers,
     on_vllm,
 )
-from tests.integration.services.generation.harness import TIMEOUT
+from tests.integration.services.generation.harness import TIMEOUT, refusal
 from tests.integration.services.generation.test_push_adapter import Adapted
 from tests.support.tgi.server import Control
 
@@ -231,3 +231,25 @@ async def test_an_adapter_samples_until_the_next_full_push(
             assert gap(model, completion) < served.tolerance
     assert gap(folder, with_adapter[0]) > 100 * served.tolerance
     assert control.notes("broken") == []
+
+
+@pytest.mark.parametrize("name", ["transformers", "tgi"])
+async def test_a_service_that_restarts_samples_nothing_until_it_is_pushed_to_again(
+    name: str, control: Control, tiny_folders: Folders
+) -> None:
+    """S3: vLLM's restart, which takes long, is tried where it is killed anyway (test_vllm)."""
+    start, pushed = (tiny_folders(seed=seed, **MODEL) for seed in (1, 2))
+    for first in (True, False):
+        async with ENGINES[name].takes_pushes(start, control) as served:
+            if not first:
+                served.version = 1
+                with pytest.raises(CallError) as caught:
+                    await served.generate("the")
+                assert refusal(caught) == (grpc.StatusCode.FAILED_PRECONDITION, "WEIGHTS_MISSING")
+                served.version = 0
+            await served.push(pushed)
+            (completion,) = await served.generate("the")
+            ends = (await served.info()).end_token_ids
+        prompt = completion.prompt_token_ids
+        assert completion.token_ids == greedy(pushed, prompt, ends, 12)
+        assert completion.weights_spans == (WeightsSpan(0, 1),)

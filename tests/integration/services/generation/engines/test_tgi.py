@@ -120,7 +120,8 @@ async def test_the_servers_limits_are_those_of_the_service(folder: Path, control
     """L12: total tokens as the context; a prompt beyond the input limit is refused by number."""
     limits = {"max_total_tokens": 60, "max_input_tokens": 12}
     async with on_running_tgi(folder, control, **limits) as served:
-        assert (await served.info()).context_length == 60
+        info = await served.info()
+        assert (info.context_length, info.max_prompt_tokens) == (60, 12)
         for text in ("a" * 12, "a" * 60):
             with pytest.raises(CallError) as caught:
                 await served.generate(text, sampling=named(max_new_tokens=1))
@@ -160,9 +161,10 @@ async def test_a_caller_that_leaves_has_its_requests_dropped(
 
 
 async def test_what_does_not_fit_is_refused_at_the_start(
-    folder: Path, tiny_folders: Folders, control: Control
+    folder: Path, other: Path, tiny_folders: Folders, control: Control
 ) -> None:
-    """A tokenizer of its own, nobody there, a command that names no model, one that fails."""
+    """A tokenizer of its own, nobody there, a command that names no model, one that serves another
+    model than it is given, one that fails."""
 
     async def refusal_of(**options: object) -> str:
         asked = GenerationOptions(model=str(folder), engine="tgi", **options)  # type: ignore[arg-type]
@@ -175,6 +177,9 @@ async def test_what_does_not_fit_is_refused_at_the_start(
     assert "nobody says at /health" in await refusal_of(engine_address=tgi.url)
     assert "either --engine-command" in await refusal_of()
     assert "{model}" in await refusal_of(engine_command="tgi --port {port}")
+    deaf = launcher(control).replace("--model-id {model}", f"--model-id {other}")
+    said = await refusal_of(engine_command=f"env GIVEN={{model}} {deaf}")
+    assert f"serves '{other}', wanted" in said
     failing = "sh -c 'echo no space left; exit 3' {model} {port}"
     message = await refusal_of(engine_command=failing)
     assert "code 3" in message
@@ -247,16 +252,26 @@ async def test_a_server_that_dies_comes_back_and_no_completion_is_lost(
     assert len(control.notes("load")) == 2
 
 
-async def test_a_service_without_weights_starts_its_server_at_the_first_push(
+async def test_a_service_without_weights_knows_its_limits_and_samples_from_the_first_push_on(
     folder: Path, control: Control
 ) -> None:
-    options = {"engine_command": launcher(control), "weights": False}
+    """S3: the server that waits has no weights to sample, and is gone before the next starts. One
+    that says at first that it is not healthy is waited for."""
+    command = launcher(control, max_input_tokens=12, max_total_tokens=60)
+    options = {"engine_command": command, "weights": False, "weights_dtype": TensorDtype.FLOAT32}
+    control.ask("unhealthy", 3)
     async with replica(folder, engine="tgi", **options) as r:
+        assert control.left("unhealthy") == 0
+        info = await r.client.get_model_info(TIMEOUT)
         with pytest.raises(CallError) as caught:
             await r.generate("the")
-        assert control.notes("load") == []
-        await r.push(push_of(folder, 1))
+        result = await r.push(push_of(folder, 1))
+        waiting, _ = control.notes("load")
+        assert not alive(waiting["pid"])
         assert len(await r.generate("the", version=1)) == 1
+    assert (info.context_length, info.max_prompt_tokens) == (60, 12)
+    assert info.loaded.digest == b""
+    assert result.pause_seconds == 0
     assert refusal(caught) == (grpc.StatusCode.FAILED_PRECONDITION, "WEIGHTS_MISSING")
 
 

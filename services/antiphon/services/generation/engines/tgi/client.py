@@ -18,10 +18,16 @@ from huggingface_hub.errors import (
     ValidationError,
 )
 
-from antiphon.clients.types import FieldError, SamplingParameters
+from antiphon.clients.types import SamplingParameters
 from antiphon.services.common.errors import ServiceError
-from antiphon.services.generation.engines.hub_client import inference_client
-from antiphon.services.generation.engines.samples import Sample, Sampled, SampleFailedError
+from antiphon.services.generation.engines.hub_client import inference_client, wanted_until
+from antiphon.services.generation.engines.samples import (
+    Sample,
+    Sampled,
+    SampleFailedError,
+    check_top_p,
+    cut_by_top_p,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import TextGenerationOutput
@@ -47,22 +53,16 @@ class TgiLimits:
 
 
 def check_sampling(sampling: SamplingParameters, limits: TgiLimits) -> None:
-    """Refuses what this server cannot tell the whole distribution of.
-
-    Where `top_p` cuts, how many tokens it kept is read from the likeliest tokens of each place, and
-    of these a server gives a limited number.
+    """Refuses what this server cannot tell the whole distribution of; see `check_top_p`.
 
     Raises:
         FieldError: Naming the parameter.
     """
-    most = limits.max_top_n_tokens
-    if not _cut_by_top_p(sampling) or (sampling.top_k is not None and sampling.top_k <= most):
-        return
-    raise FieldError(
-        "sampling.top_k",
-        "none" if sampling.top_k is None else sampling.top_k,
-        f"at most {most} beside top_p {sampling.top_p:g}: so many of the likeliest tokens does "
-        "this server tell (--max-top-n-tokens of text-generation-inference raises it); or no top_p",
+    check_top_p(
+        sampling,
+        limits.max_top_n_tokens,
+        "so many of the likeliest tokens does this server tell (--max-top-n-tokens of "
+        "text-generation-inference raises it)",
     )
 
 
@@ -89,8 +89,20 @@ class TgiClient:
         """Drops the connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
 
-    async def sample(self, sample: Sample, text: str, sampling: SamplingParameters) -> Sampled:
+    async def sample(
+        self,
+        sample: Sample,
+        text: str,
+        sampling: SamplingParameters,
+        deadline: float | None = None,
+    ) -> Sampled:
         """Samples one completion, waiting for its turn and out an overload.
+
+        Args:
+            sample: Which one.
+            text: Its prompt.
+            sampling: How.
+            deadline: When nobody waits any more, on the clock of `time.monotonic`.
 
         Raises:
             ServerGoneError: Nobody answers.
@@ -102,7 +114,9 @@ class TgiClient:
         async with self._slots:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    return self._read(await self._ask(sample, text, sampling), sample, sampling)
+                    with wanted_until(deadline):
+                        answer = await self._ask(sample, text, sampling)
+                    return self._read(answer, sample, sampling)
                 except _BusyError as error:
                     if attempt == _ATTEMPTS:
                         raise ServiceError(
@@ -118,7 +132,7 @@ class TgiClient:
         self, sample: Sample, text: str, sampling: SamplingParameters
     ) -> TextGenerationOutput:
         greedy = sampling.temperature == 0
-        cut = _cut_by_top_p(sampling)
+        cut = cut_by_top_p(sampling)
         try:
             return await self._client.text_generation(
                 text,
@@ -169,27 +183,16 @@ class TgiClient:
                 f"prompt, wanted {sample.prompt.token_ids[:8]}…, those of --tokenizer; serve both "
                 "with the same tokenizer",
             )
-        count = len(details.tokens)
-        ids = [token.id for token in details.tokens]
-        if sampling.temperature == 0:
-            # Greedy decoding is a distribution of one token, whatever the server tells.
-            return Sampled(ids, [0.0] * count, [1] * count)
-        size = self._vocabulary_size
-        kept = [size if sampling.top_k is None else min(sampling.top_k, size)] * count
-        if _cut_by_top_p(sampling):
-            # Tokens that are filtered out are not among the likeliest; equals of the last one are.
-            kept = [min(len(likeliest), kept[0]) for likeliest in details.top_tokens or ()]
-        logprobs = [token.logprob for token in details.tokens]
-        if len(kept) != count or min(kept) < 1 or None in logprobs:
+        sampled = Sampled(sampling, self._vocabulary_size)
+        likeliest = iter(details.top_tokens or ())
+        for token in details.tokens:
+            sampled.add(token.id, token.logprob, len(next(likeliest, ())))
+        if None in sampled.logprobs or min(sampled.kept_sizes) < 1:
             raise SampleFailedError(
                 sample, "text-generation-inference left out log-probabilities or likeliest tokens"
             )
-        return Sampled(ids, logprobs, kept)
+        return sampled
 
 
 class _BusyError(Exception):
     """429 or 503."""
-
-
-def _cut_by_top_p(sampling: SamplingParameters) -> bool:
-    return sampling.temperature > 0 and sampling.top_p is not None and sampling.top_p < 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from antiphon.clients.types import (
     TensorSpec,
 )
 from antiphon.services.common.errors import ServiceError, StartError
+from antiphon.services.generation.choices import Restart
 from antiphon.services.generation.engine import (
     ChangedTensor,
     EngineInfo,
@@ -41,7 +41,7 @@ from antiphon.services.generation.engines.served_model import ServedModel
 from antiphon.services.generation.engines.stored_weights import StoredWeights
 from antiphon.services.generation.engines.tgi.client import ServerGoneError, check_sampling
 from antiphon.services.generation.engines.tgi.server import RunningServer, found, launched
-from antiphon.services.generation.engines.tgi.supervisor import Restart, Supervisor
+from antiphon.services.generation.engines.tgi.supervisor import Supervisor
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 
 _ATTEMPTS = 10
@@ -58,7 +58,7 @@ class TgiOptions:
         command: How to start a server, with ``{model}`` and ``{port}``; None where `address` says
             where one runs.
         address: Of a server that somebody else runs; its weights are fixed.
-        weights: False starts no server before the first push.
+        weights: False begins with weights that must not be sampled, and waits for a push.
         weights_dtype: Number format that starting weights are rounded to.
         restart: Whether a push starts the new server beside the old one, or after its end.
         start_timeout: Seconds that a server may take to become healthy.
@@ -81,7 +81,7 @@ class TgiEngine:
 
     Args:
         served: What the service knows of the model.
-        supervisor: Has the server, where one runs.
+        supervisor: Has the server.
         stored: The weights as folders; None where they are fixed.
         metrics: Where it counts.
     """
@@ -98,23 +98,21 @@ class TgiEngine:
         self._supervisor = supervisor
         self._stored = stored
         self._metrics = metrics or generation_metrics()
-        self._end_ids = frozenset(served.end_ids)
         self.tensor_shapes: Mapping[str, tuple[int, ...]] = served.tensor_shapes
         self._metrics.step_age.set_function(lambda: self.seconds_since_step)
         self._metrics.weights_version.set(0)
 
     @property
     def info(self) -> EngineInfo:
-        """What runs; the context is no longer than the server takes."""
+        """What runs, within the server's limits."""
         served, limits = self._served, self._supervisor.limits
-        context = served.context_length
         kinds = frozenset[PushKind]() if self._stored is None else self._stored.push_kinds
         return EngineInfo(
             model=served.source,
             engine="tgi",
             vocabulary_size=served.vocabulary_size,
             tokenizer_fingerprint=served.fingerprint,
-            context_length=context if limits is None else min(context, limits.max_total_tokens),
+            context_length=min(served.context_length, limits.max_total_tokens),
             end_token_ids=served.end_ids,
             capabilities=EngineCapabilities(
                 push_kinds=kinds,
@@ -123,7 +121,9 @@ class TgiEngine:
                 full_logprobs=False,
                 # A seed fixes the random numbers; the server's batches, and so rounding, vary.
                 seeds=False,
+                delta_dtypes=StoredWeights.delta_dtypes,
             ),
+            max_prompt_tokens=limits.max_input_tokens,
         )
 
     @property
@@ -149,25 +149,18 @@ class TgiEngine:
         """
         ids = self._served.codec.encode(prompt, field)
         self._served.text_of(prompt, ids, field)
-        limits = self._supervisor.limits
-        if limits is not None and len(ids) > limits.max_input_tokens:
+        most = self._supervisor.limits.max_input_tokens
+        if len(ids) > most:
             raise FieldError(
                 field,
                 f"{len(ids)} tokens",
-                f"at most {limits.max_input_tokens}, what this text-generation-inference takes "
-                "(--max-input-tokens)",
+                f"at most {most}, what this text-generation-inference takes (--max-input-tokens)",
             )
         return ids
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Completion]:
         """Yields completions as they end; closing the generator drops the server's requests."""
-
-        async def complete(sample: Sample) -> Completion:
-            return await self._complete(sample, request)
-
-        async with aclosing(side_by_side(request, complete, self._metrics)) as completions:
-            async for completion in completions:
-                yield completion
+        return side_by_side(request, partial(self._complete, request=request), self._metrics)
 
     async def _complete(self, sample: Sample, request: EngineRequest) -> Completion:
         prompt, pause = sample.prompt, _FIRST_PAUSE_SECONDS
@@ -177,18 +170,15 @@ class TgiEngine:
                 request.admit(route.server.loaded)
                 check_sampling(request.sampling, route.server.limits)
                 try:
-                    sampled = await route.client.sample(sample, text, request.sampling)
+                    sampled = await route.client.sample(
+                        sample, text, request.sampling, request.deadline
+                    )
                 except ServerGoneError as error:
                     gone = error
                 else:
                     route.stepped()
-                    return completion_of(
-                        sample,
-                        sampled,
-                        codec=self._served.codec,
-                        end_ids=self._end_ids,
-                        weights_version=route.server.loaded.version,
-                    )
+                    version = route.server.loaded.version
+                    return completion_of(sample, sampled, self._served, version)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         raise ServiceError(
@@ -253,7 +243,7 @@ class TgiEngine:
 
 
 def load_tgi(options: TgiOptions) -> TgiEngine:
-    """The engine with its server up, unless it waits for weights. Blocks.
+    """The engine with its server up. Blocks.
 
     Raises:
         StartError: Options that do not go together, or a server that does not come up or fit.
@@ -283,9 +273,7 @@ def load_tgi(options: TgiOptions) -> TgiEngine:
             given_up=given_up,
         )
 
-    if not options.weights:
-        return TgiEngine(served, Supervisor(launch, None, options.restart), stored)
-    loaded = stored.start(options.model, options.weights_dtype)
+    loaded = stored.start(options.model, options.weights_dtype, weights=options.weights)
     assert stored.folder is not None
     server = launch(stored.folder, loaded, lambda: False)
     return TgiEngine(served, Supervisor(launch, server, options.restart), stored)

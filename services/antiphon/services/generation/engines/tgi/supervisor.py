@@ -9,17 +9,17 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from antiphon.clients.types import LoadedWeights
 from antiphon.services.common.errors import StartError
+from antiphon.services.generation.choices import Restart
 from antiphon.services.generation.engines.program import answers
 from antiphon.services.generation.engines.tgi.client import TgiLimits
 from antiphon.services.generation.engines.tgi.server import RunningServer
 
 logger = logging.getLogger(__name__)
 
-Restart = Literal["rolling", "stop-first"]
 Launch: TypeAlias = Callable[[Path, LoadedWeights, Callable[[], bool]], RunningServer]
 
 _WATCH_SECONDS = 0.5
@@ -74,51 +74,50 @@ class Route:
 
 
 class Supervisor:
-    """Has one server that answers, or none yet.
+    """Has one server that answers.
 
     Args:
         launch: Starts one on a folder, blocking; None where the server is somebody else's.
         server: That runs already.
-        restart: "rolling" starts the next one beside the present one, "stop-first" after its end.
+        restart: "rolling" starts the next one beside the present one, "stop-first" after its end;
+            one whose weights must not be sampled is not kept beside the next.
     """
 
     def __init__(
         self,
         launch: Launch | None,
-        server: RunningServer | None,
+        server: RunningServer,
         restart: Restart = "rolling",
     ) -> None:
         self._launch = launch
-        self._restart: Restart = restart
-        self._route = None if server is None else Route(server)
+        self._restart = restart
+        self._route = Route(server)
         self._open = asyncio.Event()
-        if server is not None:
-            self._open.set()
+        self._open.set()
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     @property
     def loaded(self) -> LoadedWeights:
-        """What is served; the default where nothing is yet."""
-        return LoadedWeights() if self._route is None else self._route.server.loaded
+        """What is served; the default where nothing is that may be sampled."""
+        return self._route.server.loaded
 
     @property
-    def limits(self) -> TgiLimits | None:
+    def limits(self) -> TgiLimits:
         """Those of the server."""
-        return None if self._route is None else self._route.server.limits
+        return self._route.server.limits
 
     @property
     def seconds_since_step(self) -> float:
         """Seconds since the server got on, while it has requests."""
-        return 0.0 if self._route is None else self._route.seconds_since_step
+        return self._route.seconds_since_step
 
     @asynccontextmanager
     async def route(self) -> AsyncGenerator[Route]:
-        """The server to ask, once there is one; it stays until the block ends."""
+        """The server to ask; it stays until the block ends."""
         while not self._open.is_set():  # Another swap may have come before this was woken.
             await self._open.wait()
-        assert self._route is not None
         route = self._route
         with route.used():
             yield route
@@ -131,15 +130,16 @@ class Supervisor:
         """
         async with self._turn:
             await self._retired()
-            if self._restart == "rolling" or self._route is None:
-                return await self._roll(folder, loaded)
-            return await self._stop_first(self._route, folder, loaded)
+            old = self._route
+            sampled = bool(old.server.loaded.digest)
+            if self._restart == "rolling" and sampled:
+                return await self._roll(old, folder, loaded)
+            pause = await self._stop_first(old, folder, loaded)
+            return pause if sampled else 0.0
 
-    async def _roll(self, folder: Path, loaded: LoadedWeights) -> float:
-        old, server = self._route, await self._launched(folder, loaded)
-        self._take(server)
-        if old is not None:
-            self._in_background(old.end())
+    async def _roll(self, old: Route, folder: Path, loaded: LoadedWeights) -> float:
+        self._take(await self._launched(folder, loaded))
+        self._in_background(old.end())
         return 0.0
 
     async def _stop_first(self, old: Route, folder: Path, loaded: LoadedWeights) -> float:
@@ -205,7 +205,7 @@ class Supervisor:
 
     async def _look_after(self) -> None:
         route = self._route
-        if route is None or self._turn.locked():
+        if self._turn.locked():
             return
         program = route.server.program
         if program is not None and program.exit_code is not None:
@@ -233,5 +233,4 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._route is not None:
-            await self._route.close()
+        await self._route.close()

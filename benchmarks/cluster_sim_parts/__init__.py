@@ -1,0 +1,1 @@
+"""Parts of the simulated cluster: the model, its constants, its validation and its pages."""

@@ -1,0 +1,1 @@
+"""What the measurement of engines does, and the engines that it does it with."""

@@ -1,0 +1,224 @@
+"""How much a server takes on at once, and how long it waits for its callers.
+
+What is over a limit is refused with RESOURCE_EXHAUSTED, which clients try again after a pause,
+instead of being queued without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from antiphon.clients.types import FieldError
+from antiphon.services.common.errors import ServiceError
+from antiphon.services.common.interception import (
+    HEALTH_PREFIX,
+    Call,
+    Context,
+    Handler,
+    Interceptor,
+    Method,
+    behaviour_of,
+    known_caller,
+    remade,
+)
+from antiphon.services.common.places import Places, PlaceWantedError
+
+READS_AT_ONCE = 16
+"""Requests that may arrive at the same time, which bounds the memory of those half here."""
+PATIENCE = 1 / 12
+"""Of `stall_seconds`, for how much the first message of a request may be awaited while others wait
+to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        calls: Most calls at once; as many health checks are taken beside them.
+        request_bytes: Most bytes of the requests of calls under way.
+        stall_seconds: How long a caller may keep the server waiting for a message of its request,
+            or for room to send the next one of an answer.
+    """
+
+    calls: int
+    request_bytes: int
+    stall_seconds: float
+
+
+class Admission(Interceptor):
+    """Refuses calls beyond the most at once, before their requests are read.
+
+    Args:
+        limits: What is taken.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.calls
+        self._under_way = {"health": 0, "other": 0}
+
+    async def around(
+        self, method: Method, context: Context, call: Call
+    ) -> AsyncGenerator[Any, None]:
+        """Takes one call or refuses it."""
+        del context
+        with self._counted("health" if method.path.startswith(HEALTH_PREFIX) else "other"):
+            async with aclosing(call()) as answers:
+                async for answer in answers:
+                    yield answer
+
+    @contextmanager
+    def _counted(self, kind: str) -> Iterator[None]:
+        if self._under_way[kind] >= self._most:
+            raise _exhausted(f"{self._most} calls are under way, as many as are taken at once")
+        self._under_way[kind] += 1
+        try:
+            yield
+        finally:
+            self._under_way[kind] -= 1
+
+
+class Requests(Interceptor):
+    """Reads requests within bounds of memory and time; innermost.
+
+    Bytes that are no message of the request's type are an error like others.
+
+    Args:
+        limits: What is taken.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._bytes = 0
+        # Health does not wait for others' requests.
+        self._of_health, self._of_others = (
+            Places(READS_AT_ONCE, PATIENCE * limits.stall_seconds) for _ in range(2)
+        )
+
+    def wrapped(self, handler: Handler, method: Method) -> Handler:
+        """The handler; it gets messages, where what comes to it is a stream of bytes."""
+        behaviour = behaviour_of(handler)
+        parse = handler.request_deserializer or bytes
+        health = method.path.startswith(HEALTH_PREFIX)
+        places = self._of_health if health else self._of_others
+
+        async def answers(stream: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Any]:
+            peer = context.peer()
+            caller = known_caller.get() or _host(peer)
+            place = places.place(caller, peer, self.limits.stall_seconds)
+            with closing(_Messages(self, stream, parse, place)) as messages:
+                request: Any = messages if handler.request_streaming else await _only(messages)
+                async with aclosing(behaviour(request, context)) as results:
+                    async for result in results:
+                        yield result
+
+        return remade(handler, answers, deserialize=None)
+
+    def hold(self, size: int) -> None:
+        """Counts bytes of a request as here.
+
+        Raises:
+            ServiceError: RESOURCE_EXHAUSTED; they would be too many.
+        """
+        most = self.limits.request_bytes
+        if self._bytes + size > most:
+            raise _exhausted(
+                f"a request of {size} bytes beside {self._bytes} of calls under way, wanted at "
+                f"most {most} in all"
+            )
+        self._bytes += size
+
+    def let_go(self, size: int) -> None:
+        """Counts them as gone."""
+        self._bytes -= size
+
+
+class _Messages:
+    """The messages of one call; each counts as here until the next one is asked for."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        stream: AsyncIterator[bytes],
+        parse: Callable[[bytes], Any],
+        place: AbstractAsyncContextManager[object],
+    ) -> None:
+        self._requests = requests
+        self._stream = stream
+        self._parse = parse
+        self._place: AbstractAsyncContextManager[object] | None = place
+        self._held = 0
+        self._closed = False
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._let_go()
+        data = await self._read()
+        if data is None:
+            raise StopAsyncIteration
+        size = len(data)
+        if not self._closed:
+            self._requests.hold(size)
+            self._held = size
+        return _parsed(data, self._parse)
+
+    def close(self) -> None:
+        """Nothing of it is needed any more, whoever may still be reading."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._requests.let_go(self._held)
+        self._held = 0
+
+    async def _read(self) -> bytes | None:
+        seconds = self._requests.limits.stall_seconds
+        # Later messages of a stream are the sender's one by one.
+        place, self._place = self._place, None
+        try:
+            async with place or asyncio.timeout(seconds):
+                return await anext(self._stream, None)
+        except PlaceWantedError as error:
+            raise _exhausted(
+                f"the request has not come whole within {PATIENCE * seconds:g} s, while others "
+                "wait to send theirs"
+            ) from error
+        except TimeoutError as error:
+            raise ServiceError(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"nothing of the request has come for {seconds:g} s; send it without such pauses",
+            ) from error
+
+
+def _host(peer: str) -> str:
+    """Of a peer as gRPC writes it, "ipv4:10.0.0.1:4321", without the connection's port."""
+    return peer if peer.startswith("unix:") else peer.rpartition(":")[0]
+
+
+async def _only(messages: AsyncIterator[Any]) -> Any:
+    async for message in messages:
+        return message
+    raise FieldError("request", "nothing", "a message")
+
+
+def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:
+    try:
+        return parse(data)
+    except Exception as error:
+        raise FieldError(
+            "request", f"bytes that are no message ({error})", "a message of the RPC's request type"
+        ) from error
+
+
+def _exhausted(what: str) -> ServiceError:
+    return ServiceError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, f"{what}; call again later, or fewer at once"
+    )
