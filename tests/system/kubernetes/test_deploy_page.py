@@ -18,6 +18,7 @@ from tests.system.kubernetes.rendered import (
     kustomize,
     named,
     names_of_pods,
+    of_kind,
     overlay,
     pods,
     with_components,
@@ -152,6 +153,14 @@ def test_another_agent_is_another_folder(tmp_path: Path) -> None:
     (pod,) = names["agent-2-0.agent-2"]
     assert pod.name == "agent-2-0"
     assert "agent-2-0.agent-2:50051" in PAGE
+
+
+@pytest.mark.parametrize("component", ["sharded-learner", "jobset"])
+def test_a_queue_of_kueue_is_a_label_of_the_job_set(tmp_path: Path, component: str) -> None:
+    made = with_components(tmp_path, component)
+    _merge(made / "kustomization.yaml", _fragment("queue-name"))
+    (job_set,) = of_kind(kustomize(made), "JobSet")
+    assert job_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
 
 
 def test_the_chart_is_installed_with_what_the_page_gives_it() -> None:
