@@ -179,6 +179,7 @@ def rollout(
             run_id="parity",
             timeout=10.0,
             failures_are_missing=False,
+            one_at_a_time=False,
             processor=script.reward_processor if reward is script.reward else None,
             on_main_thread=on_main_thread,
         ),
@@ -285,7 +286,7 @@ async def _run(case: Case, discount: float, given: Mapping[str, Any]) -> Ran:
         RolloutBuffer(agent, case.rollout_buffer_size, case.train_batch_size, seed=0)
         for agent in range(case.num_agents)
     ]
-    updates = Updates(buffers, watched, threads=1)
+    updates = Updates(buffers, watched, at_once=1, threads=1)
     roots: list[Node] = []
     with _record(case, config) if given.get("track") else nullcontext() as record:
         for number, task in enumerate(case.tasks):

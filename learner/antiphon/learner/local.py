@@ -135,6 +135,7 @@ class LocalServices:
                 function,
                 self._host,
                 call_timeout=self._setup.config.score_timeout,
+                max_batch_size=0 if self._setup.config.on_score_failure == "stop" else None,
             )
         )
 

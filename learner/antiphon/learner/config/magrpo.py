@@ -214,7 +214,7 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     on_score_failure: ScoreFailure = "stop"
     """A reward that fails stops the run, or counts as missing."""
     reward_batch_size: int = Field(default=1, ge=1)
-    """Joint actions per call of a reward function given in a script or in `[reward]`."""
+    """Joint actions of a node per call of a reward function given in a script or in `[reward]`."""
     score_timeout: Seconds = 300.0
     """Seconds that one Score call may take."""
     transition_timeout: Seconds = 300.0
@@ -246,7 +246,8 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     """The run ends with an error that says what it was waiting for once nothing has got on for so
     many seconds: no completion, score, transition, push or optimiser step. It must be longer than
     every other time limit above; where it is not given, it is twice the longest one if that is
-    more. A pause does not count. None waits for ever."""
+    more. A pause does not count, an evaluation that is asked for meanwhile does. None waits for
+    ever."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from antiphon.clients.reward import why_unusable
 from antiphon.clients.types import JointAction, Score, ScoredJointAction, Task, TransitionResult
+from antiphon.learner.rollout.shared_calls import SharedCalls
 
 RewardProcessor = Callable[[float], Any]
 
@@ -61,6 +62,8 @@ class RewardScorer:
         timeout: Seconds per call.
         failures_are_missing: Whether a call that failed for good (exception of the user's function,
             deadline, retries used up) makes its scores missing, or stops the run.
+        one_at_a_time: Whether the service works on one call at a time. Nodes then share calls,
+            unless a failed one would take the scores of all of them.
         processor: The user's reward processor, one raw value to one reward; None leaves it.
         on_main_thread: Runs the processor.
     """
@@ -72,6 +75,7 @@ class RewardScorer:
         run_id: str,
         timeout: float,
         failures_are_missing: bool,
+        one_at_a_time: bool,
         processor: RewardProcessor | None,
         on_main_thread: OnMainThread,
     ) -> None:
@@ -81,18 +85,17 @@ class RewardScorer:
         self._failures_are_missing = failures_are_missing
         self._processor = processor
         self._on_main_thread = on_main_thread
+        shared = one_at_a_time and not failures_are_missing
+        self._shared = SharedCalls(self._call) if shared else None
 
     async def score(
         self, task: Task, joint_actions: Sequence[JointAction]
     ) -> list[tuple[Score, float | None]]:
         """Score and reward (None where missing) of each joint action, in the order asked."""
-        scores = await self._client.score(
-            self._run_id,
-            [task],
-            joint_actions,
-            timeout=self._timeout,
-            on_failure="missing" if self._failures_are_missing else "raise",
-        )
+        if self._shared is not None:
+            scores = await self._shared.score(task, joint_actions)
+        else:
+            scores = await self._call([task], joint_actions, 1)
         values = [_usable(score.value) for score in scores]
         if self._processor is not None and any(value is not None for value in values):
             processor = self._processor
@@ -101,6 +104,17 @@ class RewardScorer:
                 f"reward_processor {_name(processor)}",
             )
         return list(zip(scores, values, strict=True))
+
+    async def _call(
+        self, tasks: Sequence[Task], joint_actions: Sequence[JointAction], nodes: int
+    ) -> list[Score]:
+        return await self._client.score(
+            self._run_id,
+            tasks,
+            joint_actions,
+            timeout=self._timeout * nodes,
+            on_failure="missing" if self._failures_are_missing else "raise",
+        )
 
 
 class ServiceTransitions:

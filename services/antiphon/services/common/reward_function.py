@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from antiphon.clients.batches import even
 from antiphon.clients.items import encode_item
 from antiphon.clients.types import FieldError, JointAction, Score, Task
 from antiphon.services.common.errors import UserFunctionError
@@ -38,7 +40,7 @@ class RewardFunction(UserFunction):
     Args:
         fn: The user's function.
         num_agents: How many agents there are; None for as many as each joint action has.
-        batch_size: Most joint actions in one call of `fn`.
+        batch_size: Most joint actions in one call of `fn`; all of them are of one node.
         record_call: Told the function's name and the joint actions' ids before each call.
 
     Raises:
@@ -70,17 +72,13 @@ class RewardFunction(UserFunction):
     def batches(self, joint_actions: Sequence[JointAction]) -> Iterator[list[JointAction]]:
         """Yields the joint actions of one call of the function after the other, in order.
 
-        Joint actions with different numbers of agents are never in one call.
+        A call holds joint actions of one node (of one task after one history) only, in batches as
+        equal as can be: so what is in it does not depend on what was asked at the same time.
         """
-        batch: list[JointAction] = []
-        for action in joint_actions:
-            full = len(batch) == self.batch_size
-            if batch and (full or len(action.actions) != len(batch[0].actions)):
-                yield batch
-                batch = []
-            batch.append(action)
-        if batch:
-            yield batch
+        for _, siblings in itertools.groupby(joint_actions, key=_node):
+            node = list(siblings)
+            size = even(len(node), self.batch_size)
+            yield from (node[start : start + size] for start in range(0, len(node), size))
 
     def __call__(
         self, tasks: Mapping[str, Task], joint_actions: Sequence[JointAction]
@@ -172,6 +170,10 @@ class RewardFunction(UserFunction):
             except (TypeError, ValueError, RuntimeError):
                 pass  # an array or tensor with several elements
         raise self._error(f"returned {described(entry)} for one joint action, wanted a number", key)
+
+
+def _node(action: JointAction) -> tuple[Any, ...]:
+    return action.task_id, action.turn, action.history, len(action.actions)
 
 
 def _entries(result: Any) -> list[Any] | None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from prometheus_client import Counter, Gauge, Histogram
 
 from antiphon.clients import tracing
+from antiphon.clients.waiting import progressed
 from antiphon.services.common.errors import UserFunctionTimeoutError
 from antiphon.services.common.main_thread import CallTimeoutError, MainThread
 
@@ -74,6 +75,7 @@ class UserCalls:
             with tracing.span(self._name), IN_FLIGHT.labels(self._name).track_inprogress():
                 result = await self._main_thread.run(call, timeout=self._timeout, what=what)
             outcome = "ok"
+            progressed()
         except CallTimeoutError as error:
             outcome = "timeout"
             hung = UserFunctionTimeoutError(

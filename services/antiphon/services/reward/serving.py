@@ -13,6 +13,7 @@ from antiphon.services.common.hosting import (
     host_function,
     log_for_script,
     settings_of_script,
+    told_as_one_line,
 )
 from antiphon.services.common.server import Server, ServerSettings
 from antiphon.services.common.user_calls import UserCalls, log_call
@@ -30,6 +31,7 @@ def reward_server(
     host: Host,
     *,
     call_timeout: float | None = None,
+    max_batch_size: int | None = None,
     version: str = "",
     value_range: tuple[float, float] | None = None,
 ) -> Server:
@@ -40,20 +42,21 @@ def reward_server(
         function: What scores.
         host: Its process.
         call_timeout: Seconds that one call of the function may take; None for no limit.
+        max_batch_size: Most joint actions that `GetRewardInfo` asks for in one Score call (0: no
+            limit); None for those of one call of the function, whose failure costs no others then.
         version: What `GetRewardInfo` says, for people.
         value_range: Smallest and largest reward, where known.
     """
     calls = UserCalls(
         host.main_thread, name=function.name, timeout=call_timeout, on_hung=host.on_hung
     )
-    # A function works on one call at a time, and a failed call then costs its own batch only.
     info = RewardInfo(
         name=function.name,
         version=version,
         value_min=value_range[0] if value_range else None,
         value_max=value_range[1] if value_range else None,
-        max_batch_size=function.batch_size,
-        max_concurrent_calls=1,
+        max_batch_size=function.batch_size if max_batch_size is None else max_batch_size,
+        max_concurrent_calls=1,  # of the function, which has the main thread to itself
     )
     servicer = RewardServicer(function, calls, info)
     return Server(
@@ -124,18 +127,19 @@ def serve_reward(
         settings: Fields of `ServerSettings`: host, port, token_file, tls_cert, …
 
     Raises:
-        StartError: The server cannot start.
+        SystemExit: The server cannot start (code 2; a line says why), or a call took too long (70).
         UserFunctionError: The function has parameters that nothing fills.
         FieldError: An unknown setting.
     """
     log_for_script()
     function = RewardFunction(fn, num_agents, batch_size, record_call=record_call)
-    code = host_reward(
-        function,
-        settings_of_script(settings),
-        call_timeout=call_timeout,
-        version=version,
-        value_range=value_range,
-    )
+    with told_as_one_line():
+        code = host_reward(
+            function,
+            settings_of_script(settings),
+            call_timeout=call_timeout,
+            version=version,
+            value_range=value_range,
+        )
     if code:
         sys.exit(code)

@@ -51,6 +51,7 @@ def serve(
     scenario: Callable[[str], Awaitable[T]],
     *,
     batch_size: int = 1,
+    max_batch_size: int | None = None,
     call_timeout: float | None = None,
     on_hung: Callable[[UserFunctionTimeoutError], None] = lambda _: None,
 ) -> T:
@@ -63,6 +64,7 @@ def serve(
             RewardFunction(fn, batch_size=batch_size),
             Host(main, on_hung),
             call_timeout=call_timeout,
+            max_batch_size=max_batch_size,
         )
         await server.start()
         try:
@@ -341,3 +343,5 @@ def test_info_says_how_it_wants_to_be_called() -> None:
     info = serve(lambda a, b: [1.0], scenario, batch_size=4)
     assert (info.max_batch_size, info.max_concurrent_calls) == (4, 1)
     assert info.name.endswith("<lambda>")
+    info = serve(lambda a, b: [1.0], scenario, batch_size=4, max_batch_size=0)
+    assert (info.max_batch_size, info.max_concurrent_calls) == (0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,12 +39,15 @@ async def inline(function: Callable[[], Any], what: str) -> Any:
     return function()
 
 
-def scorer(client: Client, *, missing: bool = False, processor: Any = None) -> RewardScorer:
+def scorer(
+    client: Client, *, missing: bool = False, one_at_a_time: bool = False, processor: Any = None
+) -> RewardScorer:
     return RewardScorer(
         client,
         run_id="run",
         timeout=7,
         failures_are_missing=missing,
+        one_at_a_time=one_at_a_time,
         processor=processor,
         on_main_thread=inline,
     )
@@ -59,6 +63,23 @@ async def test_failures_count_as_missing_only_where_that_is_configured() -> None
     client = Client([1.0, 2.0, 3.0])
     await scorer(client, missing=True).score(TASK, ACTIONS)
     assert client.asked[0]["on_failure"] == "missing"
+
+
+async def test_nodes_share_calls_and_their_deadlines_add_up() -> None:
+    client = Client([1.0, 2.0, 3.0])
+    asking = scorer(client, one_at_a_time=True)
+    both = await asyncio.gather(asking.score(TASK, ACTIONS[:1]), asking.score(TASK, ACTIONS[1:]))
+    assert [[reward for _, reward in scored] for scored in both] == [[1.0], [2.0, 3.0]]
+    assert client.asked == [
+        {"run_id": "run", "tasks": [TASK], "timeout": 14, "on_failure": "raise"}
+    ]
+
+
+async def test_a_node_has_its_own_call_where_a_failed_one_makes_scores_missing() -> None:
+    client = Client([1.0])
+    asking = scorer(client, one_at_a_time=True, missing=True)
+    await asyncio.gather(*(asking.score(TASK, [action]) for action in ACTIONS))
+    assert [call["timeout"] for call in client.asked] == [7, 7, 7]
 
 
 async def test_the_processor_sees_every_value_and_the_raw_score_stays() -> None:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -325,7 +326,7 @@ def test_joint_actions_come_one_a_call_unless_told_otherwise() -> None:
     calls.clear()
     scores = RewardFunction(reward, 2, batch_size=3)(TASKS, FOUR)
     assert [(s.joint_action_id, s.value) for s in scores] == [(f"j{i}", i) for i in range(4)]
-    assert calls == [(["a0", "a1", "a2"], ["b0", "b1", "b2"]), (["a3"], ["b3"])]
+    assert calls == [(["a0", "a1"], ["b0", "b1"]), (["a2", "a3"], ["b2", "b3"])]
 
 
 def test_joint_actions_of_different_numbers_of_agents_are_not_mixed() -> None:
@@ -338,6 +339,26 @@ def test_joint_actions_of_different_numbers_of_agents_are_not_mixed() -> None:
     mixed = [joint_action("x"), joint_action("y", ("only",)), joint_action("z", ("only",))]
     RewardFunction(reward, batch_size=8)(TASKS, mixed)
     assert calls == [2, 1]
+
+
+def test_a_call_holds_joint_actions_of_one_node_whatever_is_asked_together() -> None:
+    calls: list[list[str]] = []
+
+    def reward(a: list[str], b: list[str]) -> list[float]:
+        calls.append(a)
+        return [0.0] * len(a)
+
+    def after(answer: str, *ids: str) -> list[JointAction]:
+        history = ((AgentAction("prompt", answer), AgentAction("prompt", answer)),)
+        return [replace(joint_action(i, (i, i)), turn=2, history=history) for i in ids]
+
+    asked = [joint_action("r", ("r", "r")), *after("x", "s", "t", "u"), *after("y", "v", "w")]
+    RewardFunction(reward, 2, batch_size=8)(TASKS, asked)
+    assert calls == [["r"], ["s", "t", "u"], ["v", "w"]]
+    other = replace(joint_action("z", ("z", "z")), task_id="other")
+    calls.clear()
+    RewardFunction(reward, 2, batch_size=8)({**TASKS, "other": Task("other", {})}, [*FOUR, other])
+    assert calls == [["a0", "a1", "a2", "a3"], ["z"]]
 
 
 def test_one_item_by_name_needs_batches_of_one() -> None:
