@@ -1,7 +1,7 @@
 """A cluster in simulation: measured here, held against real runs, then run to 1,000 replicas.
 
     make bench-cluster-sim
-    python -m benchmarks.cluster_sim --again     with the constants of the last result
+    python -m benchmarks.cluster_sim --again     with what the last one measured
 
 First this machine measures what its processes, pushes, engine and update cost, and trains real jobs
 at one to eight generation processes beside what the model says of them (seven minutes). Then the
@@ -29,20 +29,24 @@ PAGES = ("scale.md", "what_to_run.md")
 
 def validated() -> dict[str, Any]:
     """This machine's constants, and how far the model is from real runs."""
-    from benchmarks.cluster_sim_parts.validate import validate
+    from benchmarks.cluster_sim_parts.validate import compared, validate
 
-    found, here = validate(), machine()
+    constants, seconds = validate()
     return {
-        "measured_on": here,
-        "machine_constants": found.constants(),
-        "validation": found.rows,
+        "measured_on": machine(),
+        "machine_constants": constants.constants(),
+        "validation": compared(constants, seconds),
     }
 
 
 def last_validated() -> dict[str, Any]:
-    """The same of the last result."""
+    """The same by what the last result measured."""
+    from benchmarks.cluster_sim_parts.validate import Machine, compared
+
     details = json.loads((FOLDER / f"{NAME}.json").read_text())["details"]
-    return {name: details[name] for name in ("measured_on", "machine_constants", "validation")}
+    constants = Machine.of(details["machine_constants"])
+    seconds = {row["name"]: row["measured"] for row in details["validation"]}
+    return {**details, "validation": compared(constants, seconds)}
 
 
 def measured(constants: dict[str, Any]) -> scale.Measured:
@@ -64,7 +68,7 @@ def measured(constants: dict[str, Any]) -> scale.Measured:
 def main() -> None:
     """Measure, simulate and write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--again", action="store_true", help="take the last result's constants")
+    parser.add_argument("--again", action="store_true", help="take what the last one measured")
     found = last_validated() if parser.parse_args().again else validated()
     here = measured(found["machine_constants"])
     worst = max(abs(row["error"]) for row in found["validation"])
@@ -85,6 +89,7 @@ def main() -> None:
             wanted=f"at most {page.WANTED}",
             holds=worst <= page.WANTED,
             baseline="real runs at 1 to 8 generation processes, same run",
+            machine=found["measured_on"],
             details=details,
         )
     )

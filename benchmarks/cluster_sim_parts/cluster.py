@@ -4,8 +4,7 @@
     pipeline: `staleness` batches are sampled beside the update (S = 0: none)
     publish:  encode, send, apply on every replica; the next batch begins after that
 
-The learner's calls, completions and nodes pass through its one event loop, which is `Cores` of
-one.
+The learner's calls, completions and nodes pass through its one event loop, a `Thread`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import simpy
 from benchmarks.cluster_sim_parts.costs import Costs, Work
 from benchmarks.cluster_sim_parts.replica import Replica, Row
-from benchmarks.cluster_sim_parts.servers import Cores, Link
+from benchmarks.cluster_sim_parts.servers import Cores, Link, Thread
 
 Process = Generator[simpy.Event, Any, Any]
 
@@ -83,8 +82,8 @@ class Cluster:
         self._costs = costs
         self._random = random.Random(seed)
         self._env = env = simpy.Environment()
-        self._loop = Cores(env, 1)
-        self._services = Cores(env, costs.service_cores)
+        self._services = Cores(env, costs.cores)
+        self._loop = Thread(env, self._services)
         push = costs.push
         self._link = Link(env, push.link, push.replica_link)
         self._store = Link(env, push.store_link, push.replica_link)

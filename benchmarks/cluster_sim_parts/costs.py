@@ -108,8 +108,8 @@ class Costs:
         learner: Of the learner's event loop.
         service: Of a generation service's.
         push: Of publishing.
-        service_cores: Cores that all services share beside their engines; infinite on machines of
-            their own.
+        cores: Shared by the learner's event loop, one at a time, and all services beside their
+            engines; infinite on machines of their own.
         score_seconds: Of the reward service for one node, any number at once.
         transition_seconds: Of the transition service for one node.
         on_swap: Whether new weights wait for the completions that are under way.
@@ -119,7 +119,7 @@ class Costs:
     learner: ProcessCosts = field(default_factory=ProcessCosts)
     service: ProcessCosts = field(default_factory=ProcessCosts)
     push: PushCosts = field(default_factory=PushCosts)
-    service_cores: float = math.inf
+    cores: float = math.inf
     score_seconds: float = 0.0
     transition_seconds: float = 0.0
     on_swap: Literal["finish", "continue"] = "finish"

@@ -82,23 +82,34 @@ def processes(services: Sleeping, shortest: float) -> tuple[ProcessCosts, Proces
     )
 
 
-def pushes(services: Sleeping, nbytes: float, per_push: float) -> dict[str, PushCosts]:
+def pushes(
+    services: Sleeping, nbytes: float, learner: float, service: float, cores: int
+) -> dict[str, PushCosts]:
     """What a publish takes: where nothing changed (`delta`), and of all tensors (`full`).
 
-    A full one to R replicas takes e + R nbytes / link; one and four replicas give both.
+    A full one to R replicas takes e + R nbytes / link beside what their calls do; one and four
+    replicas give both.
+
+    Args:
+        services: To which is pushed.
+        nbytes: Of all tensors.
+        learner: Processor seconds of the learner for a call, one after another.
+        service: Those of a service, as many side by side as there are cores.
+        cores: Of this machine.
     """
+
+    def calls(replicas: int) -> float:
+        return replicas * learner + max(1.0, replicas / cores) * service
 
     def seconds(replicas: int, **options: Any) -> float:
         job = Job(batches=BATCHES, tokens=1, replicas=replicas, tasks=replicas)
-        return services.run(job, **options).push_seconds
+        return services.run(job, **options).push_seconds - calls(replicas)
 
     one, four = (seconds(replicas, delta_pushes=False) for replicas in (1, 4))
     each = max((four - one) / 3, 1e-6)
     return {
-        "delta": PushCosts(encode_seconds=max(0.0, seconds(1) - per_push)),
-        "full": PushCosts(
-            nbytes=nbytes, link=nbytes / each, encode_seconds=max(0.0, one - each - per_push)
-        ),
+        "delta": PushCosts(encode_seconds=max(0.0, seconds(1))),
+        "full": PushCosts(nbytes=nbytes, link=nbytes / each, encode_seconds=max(0.0, one - each)),
     }
 
 

@@ -40,7 +40,7 @@ def validation(details: dict[str, Any]) -> str:
     """Measured and simulated seconds of a step, the error, and what it was measured beside."""
     here = details["measured_on"]
     far = [row["name"] for row in details["validation"] if abs(row["error"]) > WANTED]
-    beyond = f"beyond {100 * WANTED:.0f} %: {'; '.join(far)}" if far else "none is further off"
+    beyond = f"more than {100 * WANTED:.0f} % off: {'; '.join(far) or 'none'}"
     table = _table(
         ("real run", "processes", "measured, s per step", "simulated", "error"),
         [

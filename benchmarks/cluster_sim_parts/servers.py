@@ -11,22 +11,42 @@ import simpy
 
 
 class Cores:
-    """Cores that take pieces of work in order of arrival. `busy` adds up what they did."""
+    """Cores that take pieces of work in order of arrival."""
 
     def __init__(self, env: simpy.Environment, count: float) -> None:
         self._env = env
         self._free = None if math.isinf(count) else [0.0] * int(count)
-        self.busy = 0.0
 
     def work(self, seconds: float) -> simpy.Event:
         """Happens when a core has done this."""
-        self.busy += seconds
-        now = self._env.now
+        return self._env.timeout(self.done_at(seconds) - self._env.now)
+
+    def done_at(self, seconds: float, earliest: float = 0.0) -> float:
+        """When a core has done this, which it does not begin before `earliest`."""
+        earliest = max(earliest, self._env.now)
         if self._free is None:
-            return self._env.timeout(seconds)
-        done = max(now, self._free[0]) + seconds
-        heapq.heapreplace(self._free, done)
-        return self._env.timeout(done - now)
+            return earliest + seconds
+        # Of those that are free by then the last, as the others may do something before that.
+        by_then = [free for free in self._free if free <= earliest]
+        core = self._free.index(max(by_then) if by_then else min(self._free))
+        self._free[core] = max(earliest, self._free[core]) + seconds
+        return self._free[core]
+
+
+class Thread:
+    """A thread: its pieces of work come one after another, on any core. `busy` adds them up."""
+
+    def __init__(self, env: simpy.Environment, cores: Cores) -> None:
+        self._env = env
+        self._cores = cores
+        self._free = 0.0
+        self.busy = 0.0
+
+    def work(self, seconds: float) -> simpy.Event:
+        """Happens when this is done."""
+        self.busy += seconds
+        self._free = self._cores.done_at(seconds, self._free)
+        return self._env.timeout(self._free - self._env.now)
 
 
 class Link:

@@ -1,7 +1,7 @@
 """Real runs of the product at one to eight generation processes beside what the model says of them.
 
 First the constants of this machine are measured, from other runs than those that are held against
-the model.
+the model; those of an engine and its update just before the cases that decode.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from transformers import AutoTokenizer
 SLEEPS = EngineCosts(
     step_seconds=PACE.token_seconds, places=PACE.rows, join_share=1.0, exclusive=True
 )
+CORES = len(os.sched_getaffinity(0))
 SIMULATED_STEPS = 24
 REAL_TOKENS = 64
 
@@ -108,7 +110,7 @@ class Machine:
             learner=self.learner,
             service=self.service,
             push=self.pushes["full" if case.full or case.real else "delta"],
-            service_cores=max(1, (os.cpu_count() or 1) - 1),
+            cores=CORES,
             score_seconds=SCORE_SECONDS if case.slow_rewards else 0.0,
         )
 
@@ -131,77 +133,101 @@ class Machine:
         )
         return replace(work, update_seconds=self.update.seconds(work)) if case.real else work
 
-
-@dataclass
-class Validation:
-    """What was measured and what was said: `rows` hold both for each case."""
-
-    machine: Machine
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def worst(self) -> float:
-        """The largest relative error."""
-        return max(abs(row["error"]) for row in self.rows)
-
     def constants(self) -> dict[str, Any]:
-        """The machine's constants as plain values; what is infinite is left out."""
+        """As plain values; what is infinite is left out."""
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
                 return {k: plain(v) for k, v in value.items() if v != math.inf}
             return value
 
-        found: dict[str, Any] = plain(asdict(self.machine))
+        found: dict[str, Any] = plain(asdict(self))
         return found
 
+    @classmethod
+    def of(cls, constants: dict[str, Any]) -> Machine:
+        """What `constants` told."""
+        return cls(
+            learner=ProcessCosts(**constants["learner"]),
+            service=ProcessCosts(**constants["service"]),
+            pushes={name: PushCosts(**push) for name, push in constants["pushes"].items()},
+            engine=EngineCosts(**constants["engine"]),
+            update=measure.UpdateCosts(**constants["update"]),
+        )
 
-def validate() -> Validation:
-    """Measure the constants, run every case, and hold the model against it."""
+
+def validate() -> tuple[Machine, dict[str, float]]:
+    """Measure the constants, and run every case: seconds of a step by name."""
     logging.getLogger("antiphon").setLevel(logging.ERROR)
     with TemporaryDirectory(prefix="antiphon-") as temporary:
         folder = Path(temporary)
-        with sleeping(folder) as sleepers, real_services(folder / "model", 2) as decoders:
-            machine = _machine(sleepers, decoders)
-            found = Validation(machine)
-            for case in CASES:
-                if case.real:
-                    steps = decoders.run(case.job, sleepers.reward)
-                else:
-                    options = {"delta_pushes": False} if case.full else {}
-                    slow = {"slow": case.slow, "slow_rewards": case.slow_rewards}
-                    steps = sleepers.run(case.job, **slow, **options).steps
-                found.rows.append(_row(case, steps, machine))
-                print("{name}: {measured:.2f} s, {simulated:.2f} s".format(**found.rows[-1]))
-    return found
+        with sleeping(folder) as sleepers:
+            slept = _processes(sleepers)
+            ran = [_slept(case, sleepers) for case in CASES if not case.real]
+            with real_services(folder / "model", 2) as decoders:
+                machine = _decoding(slept, decoders, sleepers.reward)
+                ran += [decoders.run(case.job, sleepers.reward) for case in CASES if case.real]
+    cases = sorted(CASES, key=lambda case: case.real)
+    for case, steps in zip(cases, ran, strict=True):
+        if steps.staleness != case.job.staleness:
+            raise RuntimeError(
+                f"{case.name}: got a staleness of {steps.staleness}, wanted {case.job.staleness}"
+            )
+    return machine, {
+        case.name: median(steps.seconds) for case, steps in zip(cases, ran, strict=True)
+    }
 
 
-def _machine(sleepers: Sleeping, decoders: RealServices) -> Machine:
-    engine = decoders.engine()  # Before a run has pushed weights, which are then asked for.
+def _processes(sleepers: Sleeping) -> tuple[ProcessCosts, ProcessCosts, dict[str, PushCosts]]:
+    """The constants of learner, services and pushes, which services give that sleep."""
     learner, service = measure.processes(sleepers, PACE.shortest)
     tokenizer = AutoTokenizer.from_pretrained(sleepers.folder / "model")
     weights = nbytes(small_model(tokenizer, 0))
+    pushes = measure.pushes(sleepers, weights, learner.per_push, service.per_push, CORES)
+    return learner, service, pushes
+
+
+def _decoding(
+    slept: tuple[ProcessCosts, ProcessCosts, dict[str, PushCosts]],
+    decoders: RealServices,
+    reward: str,
+) -> Machine:
+    """All constants, with those that services give which decode."""
+    learner, service, pushes = slept
     return Machine(
         learner=learner,
         service=service,
-        pushes=measure.pushes(sleepers, weights, learner.per_push + service.per_push),
+        pushes=pushes,
+        engine=decoders.engine(),  # Before a run has pushed weights, which are then asked for.
         update=measure.update(
-            lambda job: median(decoders.run(job, sleepers.reward).update_seconds), REAL_TOKENS // 2
+            lambda job: median(decoders.run(job, reward).update_seconds), REAL_TOKENS // 2
         ),
-        engine=engine,
     )
 
 
-def _row(case: Case, steps: Steps, machine: Machine) -> dict[str, Any]:
-    found = simulate(machine.work(case), machine.costs(case))
-    if steps.staleness != found.staleness:
-        raise RuntimeError(
-            f"{case.name}: staleness {steps.staleness}, and {found.staleness} in the model"
+def _slept(case: Case, sleepers: Sleeping) -> Steps:
+    options = {"delta_pushes": False} if case.full else {}
+    slow = {"slow": case.slow, "slow_rewards": case.slow_rewards}
+    return sleepers.run(case.job, **slow, **options).steps
+
+
+def compared(machine: Machine, seconds: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What the model says of each case beside its measured seconds of a step, by name."""
+    rows = []
+    for case in CASES:
+        found, measured = simulate(machine.work(case), machine.costs(case)), seconds[case.name]
+        if found.staleness != case.job.staleness:
+            raise RuntimeError(
+                f"{case.name}: a staleness of {found.staleness} in the model, "
+                f"wanted {case.job.staleness}"
+            )
+        rows.append(
+            {
+                "name": case.name,
+                "processes": case.job.agents * case.job.replicas,
+                "measured": measured,
+                "simulated": found.step,
+                "error": found.step / measured - 1,
+            }
         )
-    return {
-        "name": case.name,
-        "processes": case.job.agents * case.job.replicas,
-        "measured": median(steps.seconds),
-        "simulated": found.step,
-        "error": found.step / median(steps.seconds) - 1,
-    }
+    return rows

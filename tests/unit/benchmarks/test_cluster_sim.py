@@ -15,7 +15,7 @@ from benchmarks.cluster_sim_parts.cluster import Found, simulate
 from benchmarks.cluster_sim_parts.costs import Costs, EngineCosts, ProcessCosts, PushCosts, Work
 from benchmarks.cluster_sim_parts.measure import parts_of, shared_out
 from benchmarks.cluster_sim_parts.replica import Replica, Row
-from benchmarks.cluster_sim_parts.servers import Cores, Link
+from benchmarks.cluster_sim_parts.servers import Cores, Link, Thread
 from benchmarks.simulated.run import Job
 
 ROOT = Path(__file__).parents[3]
@@ -272,7 +272,26 @@ def test_cores_take_work_in_order() -> None:
         cores.work(seconds).callbacks.append(lambda _: ended.append(env.now))
     env.run()
     assert ended == [1, 2, 3, 6]
-    assert cores.busy == 9
+
+
+def test_a_thread_does_one_thing_after_another_beside_other_work_on_its_cores() -> None:
+    """Four seconds and one of the thread on one core; five of others on the other, then on both."""
+    env = simpy.Environment()
+    cores = Cores(env, 2)
+    thread, ended = Thread(env, cores), []
+    work = [("t", thread, 4), ("t", thread, 1), ("c", cores, 3), ("c", cores, 2), ("c", cores, 2)]
+    for name, worker, seconds in work:
+        worker.work(seconds).callbacks.append(lambda _, name=name: ended.append((name, env.now)))
+    env.run()
+    assert ended == [("c", 3), ("t", 4), ("t", 5), ("c", 5), ("c", 7)]
+    assert thread.busy == 5
+
+
+def test_services_have_all_cores_while_the_learners_loop_waits() -> None:
+    """Four pushes of 0.1 s each, on two cores and on one."""
+    work = replace(WORK, tasks=4, replicas=4)
+    assert step(work, cores=2, service=ProcessCosts(per_push=0.1)) == pytest.approx(1.5 + 0.2)
+    assert step(work, cores=1, service=ProcessCosts(per_push=0.1)) == pytest.approx(1.5 + 0.4)
 
 
 def test_seconds_are_shared_out_to_what_took_them() -> None:
