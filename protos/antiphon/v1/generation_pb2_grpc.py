@@ -27,6 +27,18 @@ if _version_not_supported:
 
 class GenerationServiceStub:
     """Samples completions of one agent and takes that agent's weights.
+
+    A service belongs to one run at a time, the first one that calls. Every Generate, PushWeights and
+    GetPushStatus of that run renews its lease, and a call under way holds it. Another run's Generate
+    and PushWeights are refused with RUN_LEASE_HELD until the bound run has not called for the length
+    of the lease, which is the service's own setting (a minute by default); the first one after that
+    has the service. GetModelInfo is for everybody and renews nothing. The same run under a higher
+    incarnation, as after a restart of the learner, never waits; the lower one is refused from then on
+    with INCARNATION_SUPERSEDED. A Generate that is refused binds nothing.
+
+    A caller may throw a call away at any time: it cancels it, or its deadline passes. What is left of
+    a Generate then need not be sampled. Of a push, what has arrived stays staged, so that it can go
+    on; one that is being applied is applied to its end.
     """
 
     def __init__(self, channel):
@@ -59,6 +71,18 @@ class GenerationServiceStub:
 
 class GenerationServiceServicer:
     """Samples completions of one agent and takes that agent's weights.
+
+    A service belongs to one run at a time, the first one that calls. Every Generate, PushWeights and
+    GetPushStatus of that run renews its lease, and a call under way holds it. Another run's Generate
+    and PushWeights are refused with RUN_LEASE_HELD until the bound run has not called for the length
+    of the lease, which is the service's own setting (a minute by default); the first one after that
+    has the service. GetModelInfo is for everybody and renews nothing. The same run under a higher
+    incarnation, as after a restart of the learner, never waits; the lower one is refused from then on
+    with INCARNATION_SUPERSEDED. A Generate that is refused binds nothing.
+
+    A caller may throw a call away at any time: it cancels it, or its deadline passes. What is left of
+    a Generate then need not be sampled. Of a push, what has arrived stays staged, so that it can go
+    on; one that is being applied is applied to its end.
     """
 
     def Generate(self, request, context):
@@ -127,6 +151,18 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
     """Samples completions of one agent and takes that agent's weights.
+
+    A service belongs to one run at a time, the first one that calls. Every Generate, PushWeights and
+    GetPushStatus of that run renews its lease, and a call under way holds it. Another run's Generate
+    and PushWeights are refused with RUN_LEASE_HELD until the bound run has not called for the length
+    of the lease, which is the service's own setting (a minute by default); the first one after that
+    has the service. GetModelInfo is for everybody and renews nothing. The same run under a higher
+    incarnation, as after a restart of the learner, never waits; the lower one is refused from then on
+    with INCARNATION_SUPERSEDED. A Generate that is refused binds nothing.
+
+    A caller may throw a call away at any time: it cancels it, or its deadline passes. What is left of
+    a Generate then need not be sampled. Of a push, what has arrived stays staged, so that it can go
+    on; one that is being applied is applied to its end.
     """
 
     @staticmethod

@@ -84,14 +84,16 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams what happens, from after_sequence on, until the run ends.
+        """Streams what happens, from after_sequence on, until the run ends. A stream that breaks is opened
+        again with the last sequence seen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseRun(self, request, context):
-        """Stops before the next rollout batch until ResumeRun.
+        """Stops before the next rollout batch until ResumeRun. Answered at once; RUN_STATE_PAUSED says that
+        the batch under way is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,14 +114,19 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Saves a checkpoint at the next publish.
+        """Saves a checkpoint at the next publish, at once where the run is paused; answered when it is on
+        disk. It is saved even where the call is thrown away meanwhile. FAILED_PRECONDITION where the run
+        ends before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Evaluate(self, request, context):
-        """Evaluates the present policies; streams one result per task, then the means.
+        """Evaluates the present policies before the next rollout batch, at once where the run is paused;
+        streams one result per task, then the means. A call that is thrown away before its turn is not
+        evaluated; one that is under way is, to its end. FAILED_PRECONDITION where the run has nothing to
+        evaluate on or ends before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,6 +27,12 @@ if _version_not_supported:
 
 class RewardServiceStub:
     """Scores joint actions. Written by the user, in any language.
+
+    The learner may throw a call away: it cancels it as the run stops, or its deadline passes. The
+    answer is not used then, and whatever computes it may be stopped. After a deadline, and after the
+    codes that are tried again, the same joint actions come once more under the same ids, with attempt
+    one higher, maybe in other company and maybe while the first call is still at work: scoring one
+    twice must do no harm.
     """
 
     def __init__(self, channel):
@@ -49,13 +55,19 @@ class RewardServiceStub:
 
 class RewardServiceServicer:
     """Scores joint actions. Written by the user, in any language.
+
+    The learner may throw a call away: it cancels it as the run stops, or its deadline passes. The
+    answer is not used then, and whatever computes it may be stopped. After a deadline, and after the
+    codes that are tried again, the same joint actions come once more under the same ids, with attempt
+    one higher, maybe in other company and maybe while the first call is still at work: scoring one
+    twice must do no harm.
     """
 
     def Score(self, request, context):
         """Scores every joint action of the request: exactly one Score for each id, in any order.
         A fault of one joint action is its missing_reason, not an error of the call. Errors of the
         call: UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are tried again with backoff; every other
-        code is final.
+        code is final, but for a deadline of the learner's own (score_timeout).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +103,12 @@ def add_RewardServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RewardService:
     """Scores joint actions. Written by the user, in any language.
+
+    The learner may throw a call away: it cancels it as the run stops, or its deadline passes. The
+    answer is not used then, and whatever computes it may be stopped. After a deadline, and after the
+    codes that are tried again, the same joint actions come once more under the same ids, with attempt
+    one higher, maybe in other company and maybe while the first call is still at work: scoring one
+    twice must do no harm.
     """
 
     @staticmethod

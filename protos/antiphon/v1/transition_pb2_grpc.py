@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class TransitionServiceStub:
     """Writes the next prompt of every agent from what the agents answered. Written by the user, in
-    any language.
+    any language. The learner may throw calls away and ask again, as in RewardService.
     """
 
     def __init__(self, channel):
@@ -45,7 +45,7 @@ class TransitionServiceStub:
 
 class TransitionServiceServicer:
     """Writes the next prompt of every agent from what the agents answered. Written by the user, in
-    any language.
+    any language. The learner may throw calls away and ask again, as in RewardService.
     """
 
     def Transition(self, request, context):
@@ -74,7 +74,7 @@ def add_TransitionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TransitionService:
     """Writes the next prompt of every agent from what the agents answered. Written by the user, in
-    any language.
+    any language. The learner may throw calls away and ask again, as in RewardService.
     """
 
     @staticmethod
