@@ -51,13 +51,10 @@ def main() -> None:
     assert difference < SAME, f"gradients differ by {difference:.2g}, wanted below {SAME}"
     del wanted
     buffers = [RolloutBuffer(agent, NODES, NODES, seed=0) for agent in range(AGENTS)]
-    updates = Updates(buffers, policies, threads=cores)
     side_by_side = min(AGENTS, cores)
-    pool = ThreadPoolExecutor(
-        side_by_side,
-        initializer=torch.set_num_threads,
-        initargs=(max(1, cores // side_by_side),),
-    )
+    each = cores // side_by_side
+    updates = Updates(buffers, policies, at_once=side_by_side, threads=each)
+    pool = ThreadPoolExecutor(side_by_side, initializer=torch.set_num_threads, initargs=(each,))
     _update(updates, samples)
     products = [_products(pool, side_by_side)]
     update_seconds, update_cpu = [], []

@@ -39,14 +39,21 @@ def _policy(setup: RunSetup, agents: Sequence[int]) -> TrainedPolicy:
     return Policy(first, setup.agents[first].model, settings, wire_dtype=wire)
 
 
-def update_threads(setup: RunSetup) -> int:
-    """Threads for the updates of all policies; one, which takes them in turn, where all are small.
+def update_threads(setup: RunSetup) -> tuple[int, int]:
+    """How many policies are updated at once, and the threads of each.
 
-    Small ones would mostly wait for each other's Python.
+    Small ones take turns, as they would mostly wait for each other's Python. Policies on ranks of
+    their own compute at once however few threads this process has: it computes one of them, and
+    waits for the ranks of the others.
     """
+    policies = len(setup.policies)
     if setup.ranks is not None:
-        return max(1, setup.threads // setup.ranks.ranks_here)
-    return 1 if all(is_small(agent.model) for agent in setup.agents) else max(1, setup.threads)
+        threads = max(1, setup.threads // setup.ranks.ranks_here)
+        return (policies if setup.ranks.side_by_side else 1), threads
+    if all(is_small(agent.model) for agent in setup.agents):
+        return 1, 1
+    at_once = min(policies, max(1, setup.threads))
+    return at_once, max(1, setup.threads // at_once)
 
 
 def references_of(setup: RunSetup, policies: Sequence[TrainedPolicy]) -> References | None:

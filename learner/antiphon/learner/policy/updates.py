@@ -59,13 +59,12 @@ class Updates:
     Args:
         buffers: One per policy.
         policies: As many.
-        threads: Cores for all updates together; each policy's torch threads are its share.
+        at_once: Policies that are updated at the same time.
+        threads: Of torch, for each of these.
         accumulated: Minibatches per optimiser step: those of a drain in order, so many at a time;
             the last ones of a drain may be fewer.
         max_steps: Optimiser steps after which a policy takes no more; None sets no limit. What
             would have been stepped on is dropped.
-        side_by_side: Whether policies are updated at once; else one after the other, with all
-            threads.
     """
 
     def __init__(
@@ -73,21 +72,20 @@ class Updates:
         buffers: Sequence[RolloutBuffer],
         policies: Sequence[Steps],
         *,
+        at_once: int,
         threads: int,
         accumulated: int = 1,
         max_steps: int | None = None,
-        side_by_side: bool = True,
     ) -> None:
         self._buffers = buffers
         self._policies = policies
         self._accumulated = accumulated
         self._max_steps = max_steps
-        workers = min(len(policies), max(1, threads)) if side_by_side else 1
         self._pool = ThreadPoolExecutor(
-            max_workers=workers,
+            max_workers=at_once,
             thread_name_prefix="antiphon-update",
             initializer=torch.set_num_threads,
-            initargs=(max(1, threads // workers),),
+            initargs=(threads,),
         )
 
     async def run(

@@ -356,14 +356,14 @@ class Assembly:
             for agents in self._setup.policies
         ]
         self._context.checkpoints.add("buffer", buffers)
-        ranks = self._setup.ranks
+        at_once, threads = update_threads(self._setup)
         updates = Updates(
             buffers,
             policies,
-            threads=update_threads(self._setup),
+            at_once=at_once,
+            threads=threads,
             accumulated=config.gradient_accumulation_steps,
             max_steps=config.max_steps,
-            side_by_side=ranks is None or ranks.side_by_side,
         )
         self._stack.push_async_callback(asyncio.to_thread, updates.close)
         return updates

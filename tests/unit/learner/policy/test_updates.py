@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Barrier
 
 import pytest
 
@@ -57,7 +58,7 @@ def updates(
     policies: list[Recorder], size: int = 2, minibatch: int | None = None, **options: int
 ) -> Updates:
     buffers = [RolloutBuffer(agent, size, minibatch, seed=0) for agent in range(len(policies))]
-    return Updates(buffers, policies, threads=2, **options)
+    return Updates(buffers, policies, **{"at_once": 2, "threads": 1, **options})
 
 
 async def test_steps_of_two_tasks_are_those_worked_out_by_hand() -> None:
@@ -139,3 +140,21 @@ async def test_no_policy_takes_more_than_the_most_steps() -> None:
     assert one.steps == [["a"], ["b"]]
     assert two.steps == [["a"], ["b"], ["c"], ["d"]]
     assert (later.steps, later.stepped) == ([], False)
+
+
+async def test_policies_are_updated_at_the_same_time() -> None:
+    """Each step waits for one of the other policy."""
+    met = Barrier(2)
+
+    class Meeting(Recorder):
+        def step(self, *minibatches: Sequence[TrainingSample]) -> StepStats:
+            met.wait(timeout=20)
+            return super().step(*minibatches)
+
+    policies: list[Recorder] = [Meeting(), Meeting()]
+    made = updates(policies)
+    try:
+        await made.run([nodes(0, "r"), nodes(1, "r")], end_of_epoch=True)
+    finally:
+        made.close()
+    assert [policy.steps for policy in policies] == [[["r"]], [["r"]]]
