@@ -6,12 +6,13 @@ import faulthandler
 import logging
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from antiphon.services.common.allocator import keep_no_freed_blocks
-from antiphon.services.common.errors import UserFunctionTimeoutError
+from antiphon.services.common.errors import StartError, UserFunctionTimeoutError
 from antiphon.services.common.garbage import short_collections
 from antiphon.services.common.logs import configure_logging
 from antiphon.services.common.main_thread import MainThread
@@ -85,6 +86,16 @@ def settings_of_script(values: dict[str, Any]) -> ServerSettings:
     """
     check_unknown(ServerSettings, values)
     return ServerSettings(**values)
+
+
+@contextmanager
+def told_as_one_line() -> Iterator[None]:
+    """A server that cannot start ends the script as `antiphon serve` ends: a line, and code 2."""
+    try:
+        yield
+    except StartError as error:
+        sys.stderr.write(f"antiphon: {error}\n")
+        raise SystemExit(2) from error
 
 
 def log_for_script() -> None:

@@ -12,6 +12,7 @@ from antiphon.services.common.hosting import (
     host_function,
     log_for_script,
     settings_of_script,
+    told_as_one_line,
 )
 from antiphon.services.common.server import Server, ServerSettings
 from antiphon.services.common.user_calls import UserCalls, log_call
@@ -95,12 +96,13 @@ def serve_transition(
         settings: Fields of `ServerSettings`: host, port, token_file, tls_cert, …
 
     Raises:
-        StartError: The server cannot start.
+        SystemExit: The server cannot start (code 2; a line says why), or a call took too long (70).
         UserFunctionError: The function has a parameter that nothing fills.
         FieldError: An unknown setting.
     """
     log_for_script()
     function = TransitionFunction(fn, num_agents, record_call=record_call)
-    code = host_transition(function, settings_of_script(settings), call_timeout=call_timeout)
+    with told_as_one_line():
+        code = host_transition(function, settings_of_script(settings), call_timeout=call_timeout)
     if code:
         sys.exit(code)
