@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -121,6 +121,7 @@ class LearnerClient(Client):
         *,
         idle_seconds: float = IDLE_SECONDS,
         timeout: float = 20.0,
+        on_failure: Callable[[CallError], object] = lambda _: None,
     ) -> AsyncGenerator[RunEvent, None]:
         """Yield what happens until the run ends; a broken stream is opened again.
 
@@ -131,6 +132,7 @@ class LearnerClient(Client):
             after_sequence: Events above this sequence number are sent; 0 for all that are kept.
             idle_seconds: How long the stream may stay silent.
             timeout: Deadline in seconds of the question whether the learner lives.
+            on_failure: Told of what fails and is tried again.
 
         Raises:
             CallError: The learner cannot be reached, or refuses.
@@ -164,6 +166,8 @@ class LearnerClient(Client):
                 # Silence: the next turn of the loop asks whether the learner lives.
                 continue
             except CallError as error:
+                if error.transient:
+                    on_failure(error)
                 await attempts.pause_after(error)
 
     async def _watch_once(

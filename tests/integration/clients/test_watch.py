@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,8 +17,8 @@ from tests.integration.clients.test_learner import EVENTS, RUN, Learner, tells
 from antiphon.clients.types import RunEvent, RunState
 
 
-async def watch(address: str, *arguments: str) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(
+async def watching(address: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         "from antiphon.clients.cli import main; main()",
@@ -27,6 +28,10 @@ async def watch(address: str, *arguments: str) -> tuple[int | None, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def watch(address: str, *arguments: str) -> tuple[int | None, str, str]:
+    process = await watching(address, *arguments)
     output, errors = await within(process.communicate(), 60)
     return process.returncode, output.decode(), errors.decode()
 
@@ -59,6 +64,31 @@ async def test_a_failed_run_is_told_and_fails_the_command() -> None:
     assert code == 1
     assert "the reward raised ValueError" in errors
     assert "Traceback" not in errors
+
+
+async def test_a_learner_that_is_not_up_yet_is_waited_for_and_that_is_said(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'learner.sock'}"
+    process = await watching(address)
+    assert process.stderr is not None
+    said = (await within(process.stderr.readline(), 60)).decode()
+    assert (
+        said == f"waiting for a learner at {address}, for up to 300 s; nobody answers there yet\n"
+    )
+    async with serving(Learner(tells).register, address):
+        output, errors = await within(process.communicate(), 60)
+    assert (process.returncode, errors) == (0, b"")
+    assert len(output.splitlines()) == len(EVENTS)
+
+
+async def test_a_learner_that_does_not_come_is_given_up_in_a_sentence(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'learner.sock'}"
+    code, output, errors = await watch(address, "--wait", "0.1")
+    assert (code, output) == (1, "")
+    waits, given_up = errors.splitlines()
+    assert waits.startswith(f"waiting for a learner at {address}")
+    assert given_up.startswith(
+        f"antiphon: no learner has answered at {address} for 0.1 s (--wait); start the run, or "
+    )
 
 
 @pytest.mark.parametrize("address_given", ["nonsense", "http://localhost:1"])

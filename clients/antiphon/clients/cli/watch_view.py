@@ -42,6 +42,10 @@ class View(Protocol):
         """Show one event."""
         ...
 
+    def wait_for(self, text: str) -> None:
+        """Say what is waited for."""
+        ...
+
 
 class LineView:
     """One line per event, for files and pipes."""
@@ -62,6 +66,10 @@ class LineView:
         if event.missed:
             typer.echo(f"{_clock(event.time)}  ({event.missed} earlier events are no longer kept)")
         typer.echo(f"{_clock(event.time)}  {describe(event)}")
+
+    def wait_for(self, text: str) -> None:
+        """Print it on standard error: the lines of events may go to a file."""
+        typer.echo(text, err=True)
 
 
 class LiveView:
@@ -95,6 +103,11 @@ class LiveView:
             self._values.update(event.event.values)
         else:
             self._notes.append(f"{_clock(event.time)}  {event.event.text}")
+        self._live.refresh()
+
+    def wait_for(self, text: str) -> None:
+        """Take it into the picture."""
+        self._notes.append(f"{_clock(time.time())}  {text}")
         self._live.refresh()
 
     def _picture(self) -> RenderableType:
