@@ -5,82 +5,39 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.support import run_folders
 from tests.support.trees import make_node
+from tests.unit.learner.record.made_record import (
+    SECONDS,
+    Screen,
+    made_record,
+    rows_of,
+    stepped,
+    two_turns,
+)
 
 from antiphon.clients.types import RunState, Score
-from antiphon.learner.checkpoints.state_files import read_state, write_state
 from antiphon.learner.config.magrpo import MAGRPOConfig
-from antiphon.learner.evaluation.figures import Evaluation, evaluated_task, overall
 from antiphon.learner.policy.policy import StepStats
 from antiphon.learner.policy.updates import AgentUpdate
 from antiphon.learner.record.metrics import learner_metrics
-from antiphon.learner.record.progress import Snapshot
-from antiphon.learner.record.record import RunRecord
 from antiphon.learner.record.run_folder import RunFolder
-from antiphon.learner.rollout.tree import BranchStop, Node
+from antiphon.learner.rollout.tree import BranchStop
 from antiphon.learner.weights.publisher import Publication
-
-SECONDS = {"generate": 2.0, "score": 0.5, "transition": 0.0, "update": 1.0, "push": 0.25}
-
-
-class Screen:
-    """Keeps what it was told to show."""
-
-    def __init__(self) -> None:
-        self.snapshots: list[Snapshot] = []
-        self.closed = False
-
-    def update(self, snapshot: Snapshot) -> None:
-        self.snapshots.append(snapshot)
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _record(folder: RunFolder, config: MAGRPOConfig | None = None, **kwargs: Any) -> RunRecord:
-    return RunRecord(
-        folder, config or MAGRPOConfig(num_turns=2), num_agents=2, models=["m", "m"], **kwargs
-    )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path, "run")
-
-
-def _rows(folder: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in folder.metrics_file.read_text().splitlines()]
-
-
-def _two_turns() -> Node:
-    """Root rewards 0, 1; both go on, with rewards 2, 4 and 1, 1 at turn 2."""
-    children = {0: make_node([2.0, 4.0], path=(0,)), 1: make_node([1.0, 1.0], path=(1,))}
-    return make_node([0.0, 1.0], children=children)
-
-
-def _step(agent: int, loss: float) -> AgentUpdate:
-    stats = StepStats(stepped=True, live_nodes=1, dead_nodes=1, tokens=8, loss=loss, grad_norm=2.0)
-    return AgentUpdate(agent, [([], stats)])
 
 
 def test_every_turn_that_happened_is_in_the_record(folder: RunFolder) -> None:
     """L20: logging_steps 50 on a short run; turn 2 and the last step are written all the same."""
-    record = _record(folder, MAGRPOConfig(num_turns=2, logging_steps=50))
-    record.rolled_out(1, [_two_turns()])
-    record.updated([_step(0, 0.5), _step(1, 1.5)])
+    record = made_record(folder, MAGRPOConfig(num_turns=2, logging_steps=50))
+    record.rolled_out(1, [two_turns()])
+    record.updated([stepped(0, 0.5), stepped(1, 1.5)])
     record.batch_done(SECONDS)
     assert not folder.metrics_file.exists()
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert row["joint_actions"] == 6
     assert row["turn_1/reward_mean"] == pytest.approx(0.5)
     # R = 0 + mean(2, 4) and 1 + mean(1, 1), so 3 and 2.
@@ -93,45 +50,45 @@ def test_every_turn_that_happened_is_in_the_record(folder: RunFolder) -> None:
 
 
 def test_rows_are_due_by_joint_actions(folder: RunFolder) -> None:
-    record = _record(folder, MAGRPOConfig(num_turns=1, logging_steps=4))
+    record = made_record(folder, MAGRPOConfig(num_turns=1, logging_steps=4))
     for reward in (1.0, 2.0, 3.0):
         record.rolled_out(1, [make_node([reward, reward])])
         record.batch_done(SECONDS)
-    assert [row["joint_actions"] for row in _rows(folder)] == [4]
-    assert _rows(folder)[0]["turn_1/reward_mean"] == pytest.approx(1.5)
+    assert [row["joint_actions"] for row in rows_of(folder)] == [4]
+    assert rows_of(folder)[0]["turn_1/reward_mean"] == pytest.approx(1.5)
     record.finish(RunState.FINISHED)
-    assert [row["joint_actions"] for row in _rows(folder)] == [4, 6]
-    assert _rows(folder)[1]["turn_1/reward_mean"] == pytest.approx(3.0)
+    assert [row["joint_actions"] for row in rows_of(folder)] == [4, 6]
+    assert rows_of(folder)[1]["turn_1/reward_mean"] == pytest.approx(3.0)
 
 
 def test_a_run_that_ends_on_a_row_writes_no_empty_one(folder: RunFolder) -> None:
-    record = _record(folder, MAGRPOConfig(logging_steps=1))
+    record = made_record(folder, MAGRPOConfig(logging_steps=1))
     record.rolled_out(1, [make_node([1.0, 2.0])])
     record.batch_done(SECONDS)
     record.finish(RunState.FINISHED)
-    assert len(_rows(folder)) == 1
+    assert len(rows_of(folder)) == 1
 
 
 def test_a_failed_run_keeps_what_it_had(folder: RunFolder) -> None:
     """L20: the last step is written however the run ends."""
-    record = _record(folder)
+    record = made_record(folder)
     record.rolled_out(1, [make_node([1.0, 2.0])])
     record.finish(RunState.FAILED, "reward service at localhost:1: gone")
-    assert _rows(folder)[0]["turn_1/reward_mean"] == pytest.approx(1.5)
+    assert rows_of(folder)[0]["turn_1/reward_mean"] == pytest.approx(1.5)
     assert "gone" in (folder.path / "SUMMARY.md").read_text()
     assert json.loads((folder.path / "summary.json").read_text())["state"] == "failed"
 
 
 def test_missing_rewards_are_counted_and_in_no_mean(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     node = make_node([1.0, None, 3.0, None])
     node.branches[1].score = Score("x", None, missing_reason="not finite: nan")
     node.branches[3].score = Score("y", 2.0)
     registry = CollectorRegistry()
-    record = _record(folder, metrics=learner_metrics(registry))
+    record = made_record(folder, metrics=learner_metrics(registry))
     record.rolled_out(1, [node])
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert row["turn_1/reward_mean"] == pytest.approx(2.0)
     assert row["turn_1/missing_rewards"] == 2
     missing = "antiphon_learner_missing_rewards_total"
@@ -140,17 +97,17 @@ def test_missing_rewards_are_counted_and_in_no_mean(folder: RunFolder) -> None:
 
 
 def test_a_node_without_any_reward_has_no_mean(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     record.rolled_out(1, [make_node([None, None])])
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert "turn_1/reward_mean" not in row
     assert row["turn_1/missing_rewards"] == 2
 
 
 def test_rollouts_hold_what_was_asked_answered_and_earned(folder: RunFolder) -> None:
-    record = _record(folder)
-    record.rolled_out(2, [_two_turns()])
+    record = made_record(folder)
+    record.rolled_out(2, [two_turns()])
     lines = run_folders.rollouts(folder.path, epoch=2)
     assert [line["path"] for line in lines] == [[], [0], [1]]
     first = lines[0]
@@ -169,7 +126,7 @@ def test_rollouts_hold_what_was_asked_answered_and_earned(folder: RunFolder) -> 
 
 def test_in_cross_a_completion_is_worth_the_mean_of_its_joint_actions(folder: RunFolder) -> None:
     config = MAGRPOConfig(num_generations=2, joint_mode="cross", num_turns=1)
-    record = _record(folder, config)
+    record = made_record(folder, config)
     record.rolled_out(1, [make_node([0.0, 1.0, 4.0, None], num_generations=2, mode="cross")])
     (line,) = run_folders.rollouts(folder.path)
     # Joint actions (0,0), (0,1), (1,0), (1,1); the last has no reward and is in no mean.
@@ -179,7 +136,7 @@ def test_in_cross_a_completion_is_worth_the_mean_of_its_joint_actions(folder: Ru
 
 
 def test_why_a_branch_stopped_is_told(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     node = make_node([1.0, 2.0])
     node.branches[0].stop = BranchStop.TRUNCATED
     node.branches[0].stop_detail = "agent 0: a prompt of 100 tokens"
@@ -187,7 +144,7 @@ def test_why_a_branch_stopped_is_told(folder: RunFolder) -> None:
     record.rolled_out(1, [node], skipped=2)
     record.batch_done(SECONDS)
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert row["turn_1/stop/truncated"] == 1
     assert row["turn_1/stop/early_termination"] == 1
     assert row["skipped_prompts"] == 2
@@ -197,20 +154,20 @@ def test_why_a_branch_stopped_is_told(folder: RunFolder) -> None:
 
 
 def test_numbers_that_json_does_not_know_become_null(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     stats = StepStats(stepped=True, live_nodes=1, dead_nodes=0, tokens=1, ratio_max=math.inf)
     record.updated([AgentUpdate(0, [([], stats)])])
     record.finish(RunState.FINISHED)
-    assert _rows(folder)[0]["agent_0/ratio_max"] is None
+    assert rows_of(folder)[0]["agent_0/ratio_max"] is None
 
 
 def test_dead_steps_are_counted_and_in_no_loss(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     dead = StepStats(stepped=False, live_nodes=0, dead_nodes=3)
     live = StepStats(stepped=True, live_nodes=2, dead_nodes=1, tokens=4, loss=0.25)
     record.updated([AgentUpdate(0, [([], dead), ([], live)]), AgentUpdate(1, [([], dead)])])
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert row["agent_0/loss"] == 0.25
     assert row["agent_0/steps"] == 1
     assert row["agent_0/dead_nodes"] == 4
@@ -220,7 +177,7 @@ def test_dead_steps_are_counted_and_in_no_loss(folder: RunFolder) -> None:
 
 def test_rows_are_passed_on_to_those_who_watch(folder: RunFolder) -> None:
     told: list[tuple[int, Mapping[str, float]]] = []
-    record = _record(
+    record = made_record(
         folder, MAGRPOConfig(logging_steps=1), on_metrics=lambda n, row: told.append((n, row))
     )
     record.rolled_out(1, [make_node([1.0, 2.0])])
@@ -236,11 +193,11 @@ def test_rows_are_passed_on_to_those_who_watch(folder: RunFolder) -> None:
 def test_progress_shows_speed_and_time_left(folder: RunFolder) -> None:
     clock = [60.0]
     screen = Screen()
-    record = _record(folder, prompts_total=4, progress=screen, now=lambda: clock[0])
+    record = made_record(folder, prompts_total=4, progress=screen, now=lambda: clock[0])
     clock[0] = 100.0  # forty seconds until the services are up are no part of the pace
     record.state_changed(RunState.TRAINING)
     clock[0] = 112.0
-    record.rolled_out(1, [_two_turns()])
+    record.rolled_out(1, [two_turns()])
     record.batch_done(SECONDS)
     shown = screen.snapshots[-1]
     assert (shown.prompts_done, shown.prompts_total) == (1, 4)
@@ -252,7 +209,7 @@ def test_progress_shows_speed_and_time_left(folder: RunFolder) -> None:
 
 def test_epoch_means_begin_anew_with_the_epoch(folder: RunFolder) -> None:
     screen = Screen()
-    record = _record(folder, MAGRPOConfig(num_turns=1), progress=screen)
+    record = made_record(folder, MAGRPOConfig(num_turns=1), progress=screen)
     for epoch, reward in ((1, 1.0), (1, 3.0), (2, 7.0)):
         record.working_on("generate", epoch=epoch)
         record.rolled_out(epoch, [make_node([reward, reward])])
@@ -264,70 +221,16 @@ def test_epoch_means_begin_anew_with_the_epoch(folder: RunFolder) -> None:
 
 def test_finish_closes_the_display(folder: RunFolder) -> None:
     screen = Screen()
-    _record(folder, progress=screen).finish(RunState.FINISHED)
+    made_record(folder, progress=screen).finish(RunState.FINISHED)
     assert screen.closed
     assert screen.snapshots[-1].state == "finished"
 
 
-def test_the_summary_names_the_saved_agents(folder: RunFolder) -> None:
-    folder.agent_folder(0).mkdir()
-    folder.agent_folder(1).mkdir()
-    record = _record(folder)
-    record.rolled_out(1, [_two_turns()])
-    record.updated([_step(0, 0.5)])
-    record.published([Publication(0, 1, 100, 0.5, 0.1)])
-    record.batch_done(SECONDS)
-    record.finish(RunState.FINISHED)
-    summary = json.loads((folder.path / "summary.json").read_text())
-    assert summary["agent_folders"] == ["agent_0", "agent_1"]
-    assert summary["optimizer_steps"] == [1, 0]
-    assert summary["weights_versions"] == [1, 0]
-    text = (folder.path / "SUMMARY.md").read_text()
-    assert "`agent_0/`" in text
-    assert "`agent_1/`" in text
-    # The best path: joint action 0 (return 3), then joint action 1 of its child (return 4).
-    assert "### Turn 1: reward 0, return 3" in text
-    assert "### Turn 2: reward 4, return 4" in text
-    assert "| 1 | 1 | 0.5 | 2.5 |" in text
-    assert "| 1 | 2 | 2 | 2 |" in text
-    assert summary["rewards"][0] == {
-        "epoch": 1,
-        "turn": 1,
-        "reward_mean": 0.5,
-        "expected_return": 2.5,
-    }
-
-
-def test_the_summary_names_one_folder_for_agents_that_share_a_policy(folder: RunFolder) -> None:
-    shared = MAGRPOConfig(num_turns=2, shared_policy=True)
-    _record(folder, shared).finish(RunState.FAILED)
-    summary = json.loads((folder.path / "summary.json").read_text())
-    assert summary["agent_folders"] == [None, None]
-    assert "Load one with" not in (folder.path / "SUMMARY.md").read_text()
-    folder.agent_folder(0).mkdir()
-    _record(folder, shared).finish(RunState.FINISHED)
-    summary = json.loads((folder.path / "summary.json").read_text())
-    assert summary["agent_folders"] == ["agent_0", "agent_0"]
-    assert "| 1 | m | `agent_0/` | 0 | 0 |" in (folder.path / "SUMMARY.md").read_text()
-
-
-def test_the_summary_says_how_each_kind_of_folder_loads(folder: RunFolder) -> None:
-    for agent in (0, 1):
-        folder.agent_folder(agent).mkdir()
-    (folder.agent_folder(0) / "adapter_config.json").write_text("{}")
-    (folder.path / "best").mkdir()
-    _record(folder).finish(RunState.FINISHED)
-    text = (folder.path / "SUMMARY.md").read_text()
-    assert '`PeftModel.from_pretrained(base, "agent_0")`' in text
-    assert '`AutoModelForCausalLM.from_pretrained("agent_1")`' in text
-    assert "`best/`" in text
-
-
 def test_prometheus_sees_what_the_record_was_told(folder: RunFolder) -> None:
     registry = CollectorRegistry()
-    record = _record(folder, metrics=learner_metrics(registry), prompts_total=4)
-    record.rolled_out(1, [_two_turns()])
-    record.updated([_step(0, 0.5), _step(1, 1.5)])
+    record = made_record(folder, metrics=learner_metrics(registry), prompts_total=4)
+    record.rolled_out(1, [two_turns()])
+    record.updated([stepped(0, 0.5), stepped(1, 1.5)])
     record.published([Publication(0, 3, 100, 0.5, 0.1)])
     record.batch_done(SECONDS)
 
@@ -371,7 +274,7 @@ def test_a_second_run_in_one_process_shares_the_metrics() -> None:
 
 
 def test_every_so_many_th_tree_is_kept(folder: RunFolder) -> None:
-    record = _record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=3))
+    record = made_record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=3))
     for batch in range(3):
         record.rolled_out(1, [make_node([float(batch), 0.0]), make_node([float(batch), 1.0])])
         record.batch_done(SECONDS)
@@ -385,150 +288,18 @@ def test_every_so_many_th_tree_is_kept(folder: RunFolder) -> None:
 
 
 def test_no_tree_is_kept_where_none_is_wanted(folder: RunFolder) -> None:
-    record = _record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=0))
+    record = made_record(folder, MAGRPOConfig(num_turns=1, keep_rollouts_every=0))
     record.rolled_out(1, [make_node([1.0, 0.0])])
     assert list(folder.rollouts_folder.iterdir()) == []
 
 
 def test_components_of_rewards_are_figures_of_their_turn(folder: RunFolder) -> None:
-    record = _record(folder)
+    record = made_record(folder)
     node = make_node([1.0, 2.0, 3.0])
     node.branches[0].score = Score("x", 1.0, components={"style": 0.25, "length": 0.75})
     node.branches[1].score = Score("y", 2.0, components={"style": 0.75})
     record.rolled_out(1, [node])
     record.finish(RunState.FINISHED)
-    (row,) = _rows(folder)
+    (row,) = rows_of(folder)
     assert row["turn_1/components/style"] == 0.5
     assert row["turn_1/components/length"] == 0.75
-
-
-def test_a_resumed_record_ends_as_one_that_was_not_stopped(
-    folder: RunFolder, tmp_path: Path
-) -> None:
-    """S12: the row that was not due, the epoch's means, counters and time go on; what came after
-    the checkpoint is forgotten.
-    """
-    config = MAGRPOConfig(num_turns=2, logging_steps=12)
-
-    def batch(record: RunRecord, reward: float) -> None:
-        record.rolled_out(1, [make_node([reward, reward + 1])])
-        record.updated([_step(0, reward)])
-        record.published([Publication(0, int(reward) + 1, 8, 0.5, 0.1)])
-        record.batch_done(SECONDS)
-
-    whole = RunFolder.create(tmp_path, "whole")
-    uninterrupted = _record(whole, config, now=lambda: 100.0)
-    for reward in range(8):
-        batch(uninterrupted, float(reward))
-    uninterrupted.finish(RunState.FINISHED)
-
-    clock = [100.0]
-    first = _record(folder, config, now=lambda: clock[0])
-    for reward in range(7):
-        batch(first, float(reward))
-    clock[0] = 160.0
-    write_state(tmp_path, "record", first.state_dict())
-    batch(first, 1000.0)
-    first.finish(RunState.FAILED, "killed")
-    assert [row["prompts"] for row in _rows(folder)] == [6, 8]
-
-    clock[0] = 1000.0
-    second = _record(folder, config, now=lambda: clock[0])
-    second.load_state_dict(read_state(tmp_path, "record"))
-    assert (second.prompts_done, second.joint_actions, second.start_time) == (7, 14, 100.0)
-    clock[0] = 1010.0
-    batch(second, 7.0)
-    second.finish(RunState.FINISHED)
-    timeless = [
-        {name: value for name, value in row.items() if name not in ("time", "elapsed_seconds")}
-        for row in _rows(folder)
-    ]
-    assert timeless == [
-        {name: value for name, value in row.items() if name not in ("time", "elapsed_seconds")}
-        for row in _rows(whole)
-    ]
-    assert _rows(folder)[-1]["elapsed_seconds"] == 60 + 10
-    one, two = (json.loads((f.path / "summary.json").read_text()) for f in (folder, whole))
-    for summary in (one, two):
-        for name in ("run_id", "seconds"):
-            del summary[name]
-    assert one == two
-
-
-def test_time_left_is_told_from_the_pace_of_this_process(folder: RunFolder, tmp_path: Path) -> None:
-    clock = [0.0]
-    first = _record(folder, prompts_total=10, now=lambda: clock[0])
-    for _ in range(4):
-        first.rolled_out(1, [make_node([0.0, 1.0])])
-        first.batch_done(SECONDS)
-    write_state(tmp_path, "record", first.state_dict())
-    second = _record(folder, prompts_total=10, now=lambda: clock[0])
-    second.load_state_dict(read_state(tmp_path, "record"))
-    second.state_changed(RunState.TRAINING)
-    assert second.seconds_left is None
-    clock[0] = 2.0
-    second.rolled_out(1, [make_node([0.0, 1.0])])
-    second.batch_done(SECONDS)
-    assert second.seconds_left == pytest.approx(2.0 * 5)
-
-
-def test_a_record_that_another_process_took_over_is_not_written_any_more(
-    folder: RunFolder,
-) -> None:
-    """S7: no row and no summary of a learner that was thought dead."""
-    screen = Screen()
-    record = _record(folder, progress=screen)
-    record.rolled_out(1, [make_node([0.0, 1.0])])
-    record.abandon()
-    assert screen.closed
-    assert not folder.metrics_file.exists()
-    assert not (folder.path / "summary.json").exists()
-
-
-def _evaluation(number: int, config: MAGRPOConfig) -> Evaluation:
-    """Of `_two_turns`: mean rewards 0.5 and 2, returns (0 + 3 + 1 + 1) / 2 and 2."""
-    task = evaluated_task("row-0", _two_turns(), config)
-    figures = {**overall([task]), "eval/number": float(number)}
-    return Evaluation(number, (task,), figures, seconds=1.5)
-
-
-def test_an_evaluation_is_a_row_of_its_own_and_counts_in_no_figure_of_training(
-    folder: RunFolder,
-) -> None:
-    registry = CollectorRegistry()
-    config, screen = MAGRPOConfig(num_turns=2), Screen()
-    record = _record(folder, config, metrics=learner_metrics(registry), progress=screen)
-    record.rolled_out(1, [make_node([1.0, 3.0])])
-    record.batch_done(SECONDS)
-    record.working_on("evaluating", epoch=1, prompt="p", turn=2)
-    assert (screen.snapshots[-1].stage, screen.snapshots[-1].turn) == ("evaluating", 2)
-    record.evaluated(_evaluation(1, config), keep_trees=True)
-    record.finish(RunState.FINISHED)
-
-    evaluated, trained = _rows(folder)
-    assert (evaluated["prompts"], evaluated["joint_actions"]) == (1, 2)
-    assert evaluated["eval/turn_1/reward_mean"] == 0.5
-    assert evaluated["eval/turn_1/expected_return"] == 2.5
-    assert evaluated["eval/turn_2/reward_mean"] == 2.0
-    assert "turn_1/reward_mean" not in evaluated
-    assert trained["turn_1/reward_mean"] == 2.0
-    assert not [name for name in trained if name.startswith("eval/")]
-
-    text = generate_latest(registry).decode()
-    assert 'antiphon_learner_eval_reward_mean{turn="1"} 0.5' in text
-    assert 'antiphon_learner_eval_expected_return{turn="2"} 2.0' in text
-    assert "antiphon_learner_evaluations_total 1.0" in text
-    assert "antiphon_learner_eval_seconds_total 1.5" in text
-    assert 'antiphon_learner_joint_actions_total{turn="1"} 2.0' in text
-    assert (
-        json.loads((folder.path / "summary.json").read_text())["stage_seconds"]["evaluate"] == 1.5
-    )
-
-
-def test_trees_of_an_evaluation_are_kept_where_they_are_wanted(folder: RunFolder) -> None:
-    config = MAGRPOConfig(num_turns=2)
-    record = _record(folder, config)
-    record.evaluated(_evaluation(1, config), keep_trees=False)
-    assert list(folder.rollouts_folder.iterdir()) == []
-    record.evaluated(_evaluation(2, config), keep_trees=True)
-    assert [row["phase"] for row in run_folders.rollout_rows(folder.path)] == ["eval"] * 6
