@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import tomllib
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -242,7 +242,7 @@ def _digest(token: bytes) -> bytes:
 
 
 class Auth(Interceptor):
-    """Lets in callers that are known and may do what they ask for; health stays open to probes.
+    """Lets in callers that are known and may do what they ask for; health stays open to all.
 
     Args:
         access: Tells callers.
@@ -255,15 +255,21 @@ class Auth(Interceptor):
         self, method: Method, context: Context, call: Call
     ) -> AsyncGenerator[Any, None]:
         """Checks one call."""
-        if not method.path.startswith(HEALTH_PREFIX):
-            self._check(method, context)
+        if method.path.startswith(HEALTH_PREFIX):
+            with suppress(ServiceError):
+                self._know(context)
+        else:
+            self._check(method, self._know(context))
         async with aclosing(call()) as answers:
             async for answer in answers:
                 yield answer
 
-    def _check(self, method: Method, context: Context) -> None:
+    def _know(self, context: Context) -> Caller:
         caller = self._access.caller(_token(context), _certificates(context))
         known_caller.set(caller.name)
+        return caller
+
+    def _check(self, method: Method, caller: Caller) -> None:
         wanted = role_for(method.path)
         if wanted is None or not caller.roles.isdisjoint({wanted, Role.ALL}):
             return

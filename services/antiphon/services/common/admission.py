@@ -7,6 +7,7 @@ instead of being queued without end.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from antiphon.services.common.places import Places, PlaceWantedError
 
 READS_AT_ONCE = 16
 """Requests that may arrive at the same time, which bounds the memory of those half here."""
+HEALTH_BYTES = 4096
+"""Most bytes of a health check, which holds a service's name; anybody may send one."""
 PATIENCE = 1 / 12
 """Of `stall_seconds`, for how much the first message of a request may be awaited while others wait
 to be read."""
@@ -41,7 +44,8 @@ class Limits:
     """What a server takes.
 
     Attributes:
-        calls: Most calls at once; as many health checks are taken beside them.
+        calls: Most calls at once; beside them as many health checks are taken of known callers, and
+            as many of others.
         request_bytes: Most bytes of the requests of calls under way.
         stall_seconds: How long a caller may keep the server waiting for a message of its request,
             or for room to send the next one of an answer.
@@ -61,14 +65,14 @@ class Admission(Interceptor):
 
     def __init__(self, limits: Limits) -> None:
         self._most = limits.calls
-        self._under_way = {"health": 0, "other": 0}
+        self._under_way = Counter[str]()
 
     async def around(
         self, method: Method, context: Context, call: Call
     ) -> AsyncGenerator[Any, None]:
         """Takes one call or refuses it."""
         del context
-        with self._counted("health" if method.path.startswith(HEALTH_PREFIX) else "other"):
+        with self._counted(_kind(method)):
             async with aclosing(call()) as answers:
                 async for answer in answers:
                     yield answer
@@ -112,7 +116,7 @@ class Requests(Interceptor):
             peer = context.peer()
             caller = known_caller.get() or _host(peer)
             place = places.place(caller, peer, self.limits.stall_seconds)
-            with closing(_Messages(self, stream, parse, place)) as messages:
+            with closing(_Messages(self, stream, parse, place, health=health)) as messages:
                 request: Any = messages if handler.request_streaming else await _only(messages)
                 async with aclosing(behaviour(request, context)) as results:
                     async for result in results:
@@ -140,7 +144,10 @@ class Requests(Interceptor):
 
 
 class _Messages:
-    """The messages of one call; each counts as here until the next one is asked for."""
+    """The messages of one call; each counts as here until the next one is asked for.
+
+    Those of `health` take no room from others: they are small, and do not count.
+    """
 
     def __init__(
         self,
@@ -148,11 +155,14 @@ class _Messages:
         stream: AsyncIterator[bytes],
         parse: Callable[[bytes], Any],
         place: AbstractAsyncContextManager[object],
+        *,
+        health: bool,
     ) -> None:
         self._requests = requests
         self._stream = stream
         self._parse = parse
         self._place: AbstractAsyncContextManager[object] | None = place
+        self._health = health
         self._held = 0
         self._closed = False
 
@@ -165,7 +175,10 @@ class _Messages:
         if data is None:
             raise StopAsyncIteration
         size = len(data)
-        if not self._closed:
+        if self._health:
+            if size > HEALTH_BYTES:
+                raise FieldError("request", f"{size} bytes", f"a health check of {HEALTH_BYTES}")
+        elif not self._closed:
             self._requests.hold(size)
             self._held = size
         return _parsed(data, self._parse)
@@ -196,6 +209,13 @@ class _Messages:
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"nothing of the request has come for {seconds:g} s; send it without such pauses",
             ) from error
+
+
+def _kind(method: Method) -> str:
+    """What a call is counted with. Health is open to all: strangers keep out strangers alone."""
+    if not method.path.startswith(HEALTH_PREFIX):
+        return "other"
+    return "health of the known" if known_caller.get() else "health"
 
 
 def _host(peer: str) -> str:

@@ -26,6 +26,7 @@ from antiphon.v1 import learner_pb2, learner_pb2_grpc
 
 SERVICE = "antiphon.v1.LearnerService"
 MEGABYTE = 1 << 20
+OK = grpc.StatusCode.OK
 
 
 class Servicer(learner_pb2_grpc.LearnerServiceServicer):
@@ -162,6 +163,25 @@ async def test_calls_beyond_the_most_at_once_are_refused_and_the_others_served()
         assert await found.stop_run() is grpc.StatusCode.OK
 
 
+async def test_strangers_who_watch_health_keep_no_known_caller_from_it(tmp_path: Path) -> None:
+    """Health is open to all, so whoever can connect can use up what is taken of strangers."""
+    token = tmp_path / "token"
+    token.write_text("a token of the run")
+    known = [("authorization", "Bearer a token of the run")]
+    wrong = [("authorization", "Bearer a token of nobody")]
+    async with serving(max_calls=3, token_file=token) as found:
+        stub, request = health_pb2_grpc.HealthStub(found.channel), health_pb2.HealthCheckRequest()
+        watches = [stub.Watch(request, timeout=60, metadata=wrong) for _ in range(3)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        for metadata in ([], wrong):
+            call = stub.Check(request, timeout=60, metadata=metadata)
+            assert await found.code(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await found.code(stub.Check(request, timeout=60, metadata=known)) is OK
+        for watch in watches:
+            watch.cancel()
+
+
 async def test_a_burst_of_thousands_is_answered_and_none_cancelled() -> None:
     """gRPC by itself cancels calls by chance once a thousand wait."""
     async with serving() as found:
@@ -192,6 +212,25 @@ async def test_requests_together_are_held_to_a_size_that_is_free_again_afterward
         found.servicer.release.set()
         assert await held is grpc.StatusCode.OK
         assert await found.stop_run(MEGABYTE // 2) is grpc.StatusCode.OK
+
+
+async def test_a_strangers_health_check_takes_no_room_from_others(tmp_path: Path) -> None:
+    """Health is open to all, and whoever watches it may do so for as long as they like."""
+    token = tmp_path / "token"
+    token.write_text("a token of the run")
+    sizes = {"max_message_bytes": MEGABYTE, "max_request_bytes": MEGABYTE}
+    async with serving(token_file=token, **sizes) as found:
+        method = found.channel.unary_stream("/grpc.health.v1.Health/Watch")
+        long = health_pb2.HealthCheckRequest(service="x" * (MEGABYTE // 2)).SerializeToString()
+        watch = method(long, timeout=60)
+        assert await watch.code() is grpc.StatusCode.INVALID_ARGUMENT
+        short = method(health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString())
+        assert await short.read() is not grpc.aio.EOF
+        request = learner_pb2.StopRunRequest(reason="x" * (MEGABYTE - 10))
+        known = [("authorization", "Bearer a token of the run")]
+        call = found.stub.StopRun(request, timeout=60, metadata=known)
+        assert await found.code(call) is OK
+        short.cancel()
 
 
 async def test_a_request_that_does_not_come_ends_its_call() -> None:
