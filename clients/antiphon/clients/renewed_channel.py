@@ -34,6 +34,7 @@ class RenewedChannel(grpc.aio.Channel):
         self._files = files
         self._open = open_one
         self._stamps = self._look()
+        self._trouble = ""
         self._channel = open_one()
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
@@ -44,8 +45,11 @@ class RenewedChannel(grpc.aio.Channel):
             try:
                 fresh = self._open()
             except FieldError as error:
-                logger.warning("%s; the certificate from before is used", error)
+                if str(error) != self._trouble:  # once, not with every call
+                    logger.warning("%s; the certificate from before is used", error)
+                self._trouble = str(error)
             else:
+                self._trouble = ""
                 old, self._channel = self._channel, fresh
                 task = asyncio.create_task(old.close(LONGEST_CALL_SECONDS))
                 self._closing[task] = old

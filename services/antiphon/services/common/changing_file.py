@@ -31,6 +31,7 @@ class ChangingFile(Generic[T]):
         self._path = path
         self._what = what
         self._parse = parse
+        self._trouble = ""
         try:
             self._stamp = self._look()
             self._value = self._read()
@@ -45,13 +46,19 @@ class ChangingFile(Generic[T]):
                 self._value = self._read()
                 self._stamp = stamp
         except (OSError, ValueError) as error:
-            logger.warning(
-                "cannot read the %s %s: %s; what it said before counts",
-                self._what,
-                self._path,
-                _told(error),
-            )
+            self._tell(_told(error))
+        else:
+            self._trouble = ""
         return self._value
+
+    def _tell(self, trouble: str) -> None:
+        """Log what is wrong, once: strangers too have the file looked at, with every call."""
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        logger.warning(
+            "cannot read the %s %s: %s; what it said before counts", self._what, self._path, trouble
+        )
 
     def _look(self) -> tuple[int, int, int]:
         found = self._path.stat()

@@ -37,3 +37,21 @@ def test_a_new_token_counts_and_a_lost_file_changes_nothing(tmp_path: Path) -> N
     assert file.token() == "new"
     path.unlink()
     assert file.token() == "new"
+
+
+def test_a_lost_file_is_logged_once_however_many_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers call too, and must not fill the log."""
+    path = tmp_path / "token"
+    write(path, "old", at=1)
+    file = TokenFile(path)
+    told = []
+    for _ in range(2):
+        path.unlink()
+        for _ in range(3):
+            assert file.token() == "old"
+        told.append(len(caplog.records))
+        write(path, "old", at=2)
+        assert file.token() == "old"
+    assert told == [1, 2]
