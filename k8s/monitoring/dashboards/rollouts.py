@@ -103,7 +103,7 @@ def _throughput() -> list[object]:
             "Requests by end",
             "Generate calls per second by how they ended.",
             "none",
-            Query(f"sum by (result) ({rate(f'{PREFIX}requests_total')})", "{{result}}"),
+            Query(f"sum by (outcome) ({rate(f'{PREFIX}requests_total')})", "{{outcome}}"),
         ),
         graph(
             "Tokens of the learner",

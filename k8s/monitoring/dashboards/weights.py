@@ -70,8 +70,8 @@ def _pushes() -> list[object]:
             "Pushes that replicas took per minute, by kind and how they ended.",
             "none",
             Query(
-                f"60 * sum by (kind, result) ({rate('antiphon_generation_pushes_total')})",
-                "{{kind}}, {{result}}",
+                f"60 * sum by (kind, outcome) ({rate('antiphon_generation_pushes_total')})",
+                "{{kind}}, {{outcome}}",
             ),
         ),
         graph(

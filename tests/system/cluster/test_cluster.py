@@ -159,7 +159,7 @@ def test_replicas_come_and_go(services: Cluster, calm: list[bytes]) -> None:
             run.wait_trained(run.trained + 2)
             _, new = services.of("agent-0")
             served = "antiphon_generation_requests_total"
-            assert metric(f"{new.address}:9464", served, result="finished") > 0
+            assert metric(f"{new.address}:9464", served, outcome="finished") > 0
             services.scale("agent-0", 1)
             _ended(run, services)
             assert len(run.job.pods) == 1

@@ -82,7 +82,7 @@ class GenerationMetrics:
         self.completions = counter(
             "completions_total", "Finished completions by why they ended.", "finish_reason"
         )
-        self.requests = counter("requests_total", "Generate calls by how they ended.", "result")
+        self.requests = counter("requests_total", "Generate calls by how they ended.", "outcome")
         self.weights_version = gauge("weights_version", "The applied weights version.")
         self.push_bytes = counter(
             "push_bytes_total", "Bytes of pushed tensors that arrived.", "kind"
@@ -96,16 +96,16 @@ class GenerationMetrics:
             _SECONDS,
             "kind",
         )
-        self.pushes = counter("pushes_total", "Pushes by how they ended.", "kind", "result")
+        self.pushes = counter("pushes_total", "Pushes by how they ended.", "kind", "outcome")
         for reason in FinishReason:
             self.completions.labels(reason.value)
-        for result in ("finished", "failed", "cancelled"):
-            self.requests.labels(result)
+        for outcome in ("finished", "failed", "cancelled"):
+            self.requests.labels(outcome)
         for kind in PushKind:
             for series in (self.push_bytes, self.push, self.push_pause):
                 series.labels(kind.value)
-            for result in ("applied", "failed"):
-                self.pushes.labels(kind.name.lower(), result)
+            for outcome in ("applied", "failed"):
+                self.pushes.labels(kind.name.lower(), outcome)
         self.step_age = gauge(
             "engine_step_age_seconds",
             "Age of the engine's last step while it has work; 0 while idle.",
