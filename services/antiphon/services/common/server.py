@@ -122,7 +122,9 @@ class Server:
             host = settings.health_host or (
                 "127.0.0.1" if settings.host.startswith("unix:") else settings.host
             )
-            self.health_address = _bind(self._health_server, host, settings.health_port, None)
+            self.health_address = _bind(
+                self._health_server, host, settings.health_port, None, "--health-port"
+            )
             await self._health_server.start()
         if settings.metrics_port is not None:
             self.metrics_address, self._close_metrics = serve_metrics(
@@ -231,32 +233,54 @@ def _options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int 
 
 
 def _bind(
-    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    credentials: grpc.ServerCredentials | None,
+    option: str = "--port",
 ) -> str:
-    """Binds one address and returns it as callers write it."""
+    """Binds one address, whose port is that of `option`; returns it as callers write it."""
     unix = host.startswith("unix:")
     if unix:
         _refuse_taken_socket(Path(host.removeprefix("unix:").removeprefix("//")))
     bare = host.strip("[]")
     target = host if unix else f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
     try:
+        if not unix:
+            _refuse_what_cannot_be_bound(bare, port)
         if credentials is None:
             bound = server.add_insecure_port(target)
         else:
             bound = server.add_secure_port(target, credentials)
-    except RuntimeError as error:
-        bound = 0
-        cause: Exception | None = error
-    else:
-        cause = None
-    if not bound:
+    except (OSError, RuntimeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it cannot be bound"
         raise StartError(
-            f"cannot listen on {target}: the address is taken or not of this machine; choose "
-            "another --port (0 for any free one) or --host"
-        ) from cause
+            f"cannot listen on {target}: {problem}; choose another {option} (0 for any free one) "
+            f"or {option.replace('port', 'host')}"
+        ) from error
     if not unix:
         bound_backlog(bound)
     return target if unix else f"{target.rpartition(':')[0]}:{bound}"
+
+
+def _refuse_what_cannot_be_bound(host: str, port: int) -> None:
+    """Finds out before gRPC does, which writes lines of its own and does not say why.
+
+    Raises:
+        OSError: None of the host's addresses can be bound.
+    """
+    problem: OSError | None = None
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                problem = error
+            else:
+                return
+    if problem is not None:
+        raise problem
 
 
 def _refuse_taken_socket(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -238,6 +239,33 @@ async def test_a_script_of_three_lines_is_a_reward_service(
     assert (await score(script.address())).value == pytest.approx(2 / 3)
     script.popen.send_signal(signal.SIGINT)
     assert script.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize("option", ["port", "metrics_port", "health_port"])
+@pytest.mark.parametrize("script", [False, True])
+def test_a_port_that_is_taken_is_one_line_that_says_what_to_do(
+    processes: Processes, tmp_path: Path, module: str, option: str, script: bool
+) -> None:
+    """Whichever port it is, from the command line and from a script."""
+    flag = f"--{option.replace('_', '-')}"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        if script:
+            (tmp_path / "service.py").write_text(
+                "from antiphon.services.reward import serve_reward\n"
+                f"serve_reward(lambda first: [1.0], **{ {option: port} })\n"
+            )
+            started = processes.start("script", [sys.executable, "service.py"])
+        else:
+            started = processes.antiphon(
+                "reward", "serve", "reward", f"{module}:length", flag, str(port)
+            )
+        assert started.wait(timeout=60) == 2
+    (line,) = started.log.strip().splitlines()
+    assert line.startswith("antiphon: cannot ")
+    assert f"127.0.0.1:{port}: Address already in use; choose another {flag}" in line
 
 
 def test_help_teaches_by_example() -> None:
