@@ -50,7 +50,11 @@ def rollouts(
     wanted = (tree for tree in found if turn is None or any(node.turn == turn for node in tree))
     trees: list[Tree] = list(islice(wanted, limit or None))
     if not trees:
-        typer.echo(f"{run} holds no such rollouts", err=True)
+        options = {"--epoch": epoch, "--row": row, "--turn": turn}
+        asked = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+        kind = "evaluations" if evaluation else "training"
+        why = f"that fit {asked}" if asked else "yet, or keep_rollouts_every keeps none"
+        typer.echo(f"antiphon: {run} holds no rollouts of {kind} {why}", err=True)
         raise typer.Exit(1)
     for tree in reversed(trees):
         if as_json:

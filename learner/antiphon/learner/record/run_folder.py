@@ -9,18 +9,20 @@
     best/                      the models of the best evaluation (`best_models`)
     summary.json, SUMMARY.md   how it ended
 
-Files that are replaced are written beside, flushed to disk and renamed, so none is ever half
-there; the `.jsonl` files grow by whole lines.
+docs/records.md has the rest. Files that are replaced are written beside, flushed to disk and
+renamed, so none is ever half there; the `.jsonl` files grow by whole lines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +75,15 @@ class RunFolder:
         """Open the folder of a run that was made earlier.
 
         Raises:
-            FieldError: It is not the folder of a run.
+            FieldError: It is not the folder of a run, or `run.json` is damaged.
         """
         file = path / _RUN_FILE
         if not file.is_file():
             raise FieldError("run folder", path, f"a folder that holds {_RUN_FILE}")
-        return cls(path, str(json.loads(file.read_text())["run_id"]))
+        about = json_object(file.read_bytes(), str(file))
+        if "run_id" not in about:
+            raise FieldError(str(file), "no run_id", "that of a run")
+        return cls(path, str(about["run_id"]))
 
     @classmethod
     def make_again(cls, path: Path, run_id: str, incarnation: int) -> RunFolder:
@@ -175,6 +180,27 @@ class RunFolder:
         self.write_json(_RUN_FILE, {"run_id": self.run_id, **before, **changes})
 
 
+def json_object(text: bytes, where: str) -> dict[str, Any]:
+    """Read what a file of a run folder holds.
+
+    Args:
+        text: One JSON object.
+        where: The file, for the error.
+
+    Raises:
+        FieldError: It is damaged.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        problem = f"damaged JSON ({error})"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = "JSON that is no object"
+    raise FieldError(where, problem, "what the run wrote; take it from a copy, or move it away")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file so that, whatever happens, it holds the old text or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -229,13 +255,20 @@ def check_writable(parent: Path) -> None:
         raise FieldError("run.directory", f"{parent} ({there} cannot be written to)", _WRITABLE)
 
 
+def free_path(parent: Path, name: str) -> Path:
+    """The folder that a run of this name would get now: ``name``, ``name-2``, ``name-3``, ..."""
+    return next(path for path in _paths(parent, name) if not os.path.lexists(path))
+
+
 def _new_folder(parent: Path, name: str) -> Path:
-    number = 1
-    while True:
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+    for path in _paths(parent, name):
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return path
+    raise AssertionError("names do not end")
+
+
+def _paths(parent: Path, name: str) -> Iterator[Path]:
+    yield parent / name
+    for number in count(2):
+        yield parent / f"{name}-{number}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from antiphon.clients.types import FieldError
 from antiphon.learner.record.rollout_log import batches
 from antiphon.learner.record.rollout_rows import TRAIN
-from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.run_folder import RunFolder, json_object
 
 COUNTERS = ("joint_actions", "epoch", "prompts", "time", "elapsed_seconds")
 _COLUMNS = ["epoch", "prompts_before", "row", "turn", "path", "joint_action", "reward"]
@@ -91,7 +91,7 @@ def read_run(path: Path) -> RunData:
     """Read a run folder.
 
     Raises:
-        FieldError: It is not the folder of a run.
+        FieldError: It is not the folder of a run, or a file in it is damaged.
     """
     folder = RunFolder.open(path)
     return RunData(
@@ -104,15 +104,19 @@ def read_run(path: Path) -> RunData:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
+    return json_object(path.read_bytes(), str(path)) if path.is_file() else None
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Lines of a file that may still grow: a last line that is not whole yet is left out."""
     if not path.is_file():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    rows = []
+    for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
+        where = f"{path}, line {number}"
+        row = json_object(line, where)
+        if missing := [name for name in COUNTERS if not isinstance(row.get(name), (int, float))]:
+            raise FieldError(where, f"no {', '.join(missing)}", "a row of figures; cut it out")
+        rows.append(row)
+    return rows

@@ -185,9 +185,14 @@ def test_rollouts_show_what_is_asked_for_oldest_first(
 
 
 def test_rollouts_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
-    result = _command(rollouts, str(make_run(tmp_path).path), "--epoch", "2")
-    assert (result.exit_code, "holds no such rollouts" in result.output) == (1, True)
-    assert _command(rollouts, str(tmp_path / "demo"), "--eval").exit_code == 1
+    run = str(make_run(tmp_path).path)
+    for options, why in (
+        (("--epoch", "2", "--row", "0"), "training that fit --epoch 2 --row 0"),
+        (("--eval",), "evaluations yet, or keep_rollouts_every keeps none"),
+    ):
+        result = _command(rollouts, run, *options)
+        assert result.exit_code == 1
+        assert result.output == f"antiphon: {run} holds no rollouts of {why}\n"
 
 
 def test_rollouts_are_json_for_programs(tmp_path: Path) -> None:
@@ -217,6 +222,35 @@ def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> 
     failed = _command(report, str(make_run(tmp_path / "run").path), "-o", output).exception
     assert isinstance(failed, FieldError)
     assert f"--output: got {output}" in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("run.json", '{"run_', "run.json: got damaged JSON"),
+        ("run.json", "{}", "run.json: got no run_id"),
+        ("config.json", "[1]", "config.json: got JSON that is no object"),
+        ("summary.json", "\0\0", "summary.json: got damaged JSON"),
+        ("metrics.jsonl", '{"epoch": 1\n{}\n', "metrics.jsonl, line 1: got damaged JSON"),
+        ("metrics.jsonl", '{"epoch": 1}\n', "line 1: got no joint_actions, prompts, time"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(
+    tmp_path: Path, file: str, text: str, problem: str
+) -> None:
+    folder = make_run(tmp_path).path
+    (folder / file).write_text(text)
+    failed = _command(report, str(folder)).exception
+    assert isinstance(failed, FieldError)
+    assert problem in str(failed)
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path).path
+    before = _report(folder).text
+    with (folder / "metrics.jsonl").open("a") as rows:
+        rows.write('{"joint_actions": 12, "ep')
+    assert _report(folder).text == before
 
 
 def test_a_damaged_file_of_rollouts_is_named(tmp_path: Path) -> None:
