@@ -4,7 +4,9 @@
 
 All sides send the same bytes to two processes at once, in turn, several times; medians count.
 The push ends when both services answer that they have applied and verified the weights. Bare gRPC,
-which does nothing with the bytes, says how much of the difference is the transport's.
+which does nothing with the bytes, says how much of the difference is the transport's. What a
+service does with the bytes is done once more by itself, so that a push's processor seconds have
+names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 from benchmarks.processes import cpu_seconds
-from benchmarks.push_parts import bare_grpc, raw_tcp
+from benchmarks.push_parts import bare_grpc, raw_tcp, receiving
 from benchmarks.push_parts.services import services
 from benchmarks.results import Row, write
 from examples.smollm2 import prepare
@@ -68,6 +70,10 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
                 loaded = (await replica.client.get_model_info(10.0)).loaded
                 if (loaded.version, loaded.digest) != (version, push.header.digest):
                     raise RuntimeError(f"{replica.address} has loaded {loaded}, not the push")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # As many as each service has.
+    staged, made = receiving.processor_seconds(folder, push.header, buffers, rounds + 1)
+    torch.set_num_threads(threads)
     # The first round opens connections and touches memory for the first time.
     return {
         "bytes_to_each": push.nbytes,
@@ -78,6 +84,8 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         "push_processor_seconds": processor[1:],
         "sender_processor_seconds": sender[1:],
         "bare_grpc_processor_seconds": bare_processor[1:],
+        "staged_processor_seconds": [SERVICES * seconds for seconds in staged[1:]],
+        "made_weights_processor_seconds": [SERVICES * seconds for seconds in made[1:]],
         "pause_seconds": pauses[1:],
         "encode_seconds": encoding[1:],
     }
@@ -101,9 +109,15 @@ def main() -> None:
         "pause_share": pause,
     }
     print(
-        f"processor seconds: {medians['push_processor_seconds']:.2f} of a push, "
-        f"{medians['sender_processor_seconds']:.2f} of them the sender's; "
-        f"{medians['bare_grpc_processor_seconds']:.2f} of bare gRPC"
+        "processor seconds: {push:.2f} of a push; the sender's {sender:.2f}; of the services', "
+        "by themselves: to check, copy and hash the bytes {staged:.2f}, to make "
+        "weights of them {made:.2f}; {bare:.2f} of bare gRPC, sender and receivers".format(
+            push=medians["push_processor_seconds"],
+            sender=medians["sender_processor_seconds"],
+            staged=medians["staged_processor_seconds"],
+            made=medians["made_weights_processor_seconds"],
+            bare=medians["bare_grpc_processor_seconds"],
+        )
     )
     row = Row(
         name="push_full",
