@@ -32,7 +32,7 @@ from antiphon.clients.types import (
 )
 from antiphon.learner.local import LocalServices, save_without_weights
 from antiphon.learner.rollout import judges
-from antiphon.learner.run import assemble
+from antiphon.learner.run import assemble, connections
 from antiphon.learner.weights.publisher import Publication
 from antiphon.learner.weights.replicas import Replicas, RunIdentity
 from antiphon.services.common.tensors import to_bytes
@@ -181,7 +181,7 @@ async def _here(_local: LocalServices) -> Endpoint:
 def in_one_process() -> Iterator[None]:
     """Runs within the block start no service and make no RPC."""
     with (
-        mock.patch.object(assemble, "GenerationClient", Generation),
+        mock.patch.object(connections, "GenerationClient", Generation),
         mock.patch.object(assemble, "AgentPublisher", Publisher),
         mock.patch.object(judges, "RewardClient", Rewards),
         mock.patch.object(judges, "TransitionClient", Transitions),

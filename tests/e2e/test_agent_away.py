@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from tests.e2e.tiny_task import reward as weigh
 from tests.support.models import save_model, tiny_model, tiny_tokenizer
 from tests.support.processes import Processes, Started, wait_until
+from tests.support.trainers import one_agent_trainer
 
 from antiphon.clients.errors import CallError
-from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.learner import MAGRPOTrainer
 
 ROWS = [{"prompt": prompt} for prompt in ("a red cat", "two dog b", "green c")]
 
@@ -40,29 +42,23 @@ class OneService:
         self._now.popen.wait()
 
 
-def trainer_of(service: OneService, folder: Path, weigh: object, patience: float) -> MAGRPOTrainer:
+def trainer_of(
+    service: OneService, folder: Path, reward: Callable[[list[str]], list[float]], patience: float
+) -> MAGRPOTrainer:
     """Two failures of a call are enough to give it up."""
     tokenizer = tiny_tokenizer(folder / "tokenizer")
-    return MAGRPOTrainer(
-        agents=[tiny_model(tokenizer, 0)],
-        num_agents=1,
-        tokenizer=tokenizer,
-        reward_func=weigh,
-        train_dataset=ROWS,
-        args=MAGRPOConfig(
-            num_agents=1,
-            num_turns=1,
-            num_train_epochs=1,
-            num_generations=2,
-            max_new_tokens=4,
-            temperature=1.0,
-            agent_learning_rate=1e-2,
-            replicas_timeout=patience,
-            retry={"attempts": 2, "initial_backoff": 0.01, "max_backoff": 0.01},
-        ),
-        run_directory=folder,
-        run_name="run",
-        generation_addresses=[service.address],
+    return one_agent_trainer(
+        folder,
+        tiny_model(tokenizer, 0),
+        tokenizer,
+        [service.address],
+        reward,
+        ROWS,
+        {
+            "agent_learning_rate": 1e-2,
+            "replicas_timeout": patience,
+            "retry": {"attempts": 2, "initial_backoff": 0.01, "max_backoff": 0.01},
+        },
     )
 
 

@@ -76,7 +76,9 @@ def test_a_run_that_was_paused_saved_and_stopped_goes_on_and_then_has_nothing_le
     saved = processes.antiphon("saving", "checkpoint", address).succeed(timeout=200).strip()
     assert saved == str(folder / "checkpoints" / "checkpoint-00000000")
     asyncio.run(stop(address))
-    first.succeed(timeout=100)
+    said = first.succeed(timeout=100)
+    assert "the run is stopped (enough) after 0 of 4 prompts, in epoch " in said
+    assert f"; to go on: antiphon train {file} --resume {folder}" in said
     assert json.loads((folder / "summary.json").read_text())["state"] == "stopped"
 
     goes_on = processes.antiphon("goes-on", "train", str(file), "--resume", saved)

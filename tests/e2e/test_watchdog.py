@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,8 +17,12 @@ from datasets import IterableDataset
 from tests.e2e.conftest import Served
 from tests.e2e.tiny_task import reward as weigh
 from tests.support import run_folders
+from tests.support.trainers import one_agent_trainer
 
-from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
+from antiphon.clients.errors import CallError
+from antiphon.clients.learner import LearnerClient
+from antiphon.clients.types import Run, RunState
+from antiphon.learner import MAGRPOTrainer
 from antiphon.learner.run import assemble, launch
 from antiphon.learner.run.watchdog import NoProgressError, Watchdog
 
@@ -25,36 +32,33 @@ DEADLINES = (
 )
 
 
+def reward_of(texts: list[str]) -> list[float]:
+    return [weigh([text]) for text in texts]
+
+
 def trainer_of(
     served: Served,
     folder: Path,
     rows: list[dict[str, str]],
-    formatter: Callable[[dict[str, Any]], str] | None = None,
+    reward: Callable[[list[str]], list[float]] = reward_of,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> MAGRPOTrainer:
     """Of a run that may stand still for six seconds."""
-    return MAGRPOTrainer(
-        agents=[served.model(0)],
-        num_agents=1,
-        tokenizer=served.tokenizer,
-        reward_func=lambda texts: [weigh([text]) for text in texts],
-        formatters=formatter,
-        train_dataset=rows,
-        args=MAGRPOConfig(
-            num_agents=1,
-            num_turns=1,
-            num_train_epochs=1,
-            num_generations=2,
-            max_new_tokens=4,
-            temperature=1.0,
-            checkpoint_interval=0,
-            progress_timeout=6,
-            retry={"deadline_attempts": 20},
+    return one_agent_trainer(
+        folder,
+        served.model(0),
+        served.tokenizer,
+        served.addresses[:1],
+        reward,
+        rows,
+        {
+            "checkpoint_interval": 0,
+            "progress_timeout": 6,
+            "retry": {"deadline_attempts": 20},
             **dict.fromkeys(DEADLINES, 5),
-        ),
-        run_directory=folder,
-        run_name="run",
-        generation_addresses=served.addresses[:1],
+            **settings,
+        },
         **options,
     )
 
@@ -73,7 +77,7 @@ def test_a_formatter_that_never_returns_ends_the_run_by_name_and_what_was_traine
             time.sleep(10**6)
         return str(item["prompt"])
 
-    trainer = trainer_of(served, tmp_path, rows, formatter)
+    trainer = trainer_of(served, tmp_path, rows, formatters=formatter)
     with pytest.raises(NoProgressError) as caught:
         trainer.train()
     said = str(caught.value)
@@ -108,6 +112,57 @@ def test_an_evaluation_outside_of_training_is_watched_like_a_run(
     said = str(caught.value)
     assert "no progress for 6 s (progress_timeout) while evaluating" in said
     assert "waiting for: eval_dataset, your code on the main thread" in said
+
+
+def test_an_evaluation_asked_for_while_the_run_is_paused_is_watched_too(
+    served: Served, tmp_path: Path
+) -> None:
+    """S5: only a run that has nothing to do until its pause ends may stand still."""
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"prompt": "a red cat"}
+        time.sleep(10**6)
+
+    answers: list[str] = []
+
+    async def ask_once_paused() -> None:
+        address = json.loads((tmp_path / "run" / "learner.json").read_text())["address"]
+        async with LearnerClient(address) as client:
+            await client.pause(5)
+            paused.set()
+            async for event in client.watch():
+                if isinstance(event.event, Run) and event.event.state is RunState.PAUSED:
+                    break
+            try:
+                async for _ in client.evaluate(2, timeout=100):
+                    pass
+            except CallError as error:
+                answers.append(str(error))
+
+    paused = threading.Event()
+    asks = threading.Thread(target=asyncio.run, args=(ask_once_paused(),))
+
+    def reward(texts: list[str]) -> list[float]:
+        if not paused.is_set():
+            asks.start()
+            assert paused.wait(60)
+        return reward_of(texts)
+
+    trainer = trainer_of(
+        served,
+        tmp_path,
+        [{"prompt": "a red cat"}, {"prompt": "two dog b"}],
+        reward,
+        {"eval_interval": 0},
+        eval_dataset=IterableDataset.from_generator(rows),
+    )
+    with pytest.raises(NoProgressError) as caught:
+        trainer.train()
+    asks.join(60)
+    said = str(caught.value)
+    assert "no progress for 6 s (progress_timeout) while working on evaluating of epoch 1" in said
+    assert "waiting for: eval_dataset, your code on the main thread" in said
+    assert answers[0].endswith("no evaluation can be made: the run ends")
 
 
 def test_a_thread_that_hangs_after_the_run_has_its_process_ended(

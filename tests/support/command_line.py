@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +14,11 @@ from antiphon.clients.cli import app
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     """The values that `antiphon ARGUMENTS` reads; raises click's UsageError where it refuses."""
+    with contextlib.redirect_stderr(sys.stderr):  # parsing may set logging up
+        return _parsed(arguments)
+
+
+def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
     command: Any = typer.main.get_command(app)
     context, rest = None, list(arguments)
     while True:

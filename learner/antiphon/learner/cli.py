@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from antiphon.learner.run.nursery import warm_up
 from antiphon.learner.run.watchdog import NoProgressError
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.logs import configure_logging
+from antiphon.services.common.settings import asked_for
 
 
 def train(
@@ -83,7 +85,10 @@ def train(
 
     Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
     """
-    config = load_run_config(file, overrides=overrides or (), environ=os.environ)
+    sources: Any = {"overrides": overrides or (), "environ": os.environ}
+    if asked_for("run.log_format", file=file, **sources) == "json":
+        configure_logging("json")  # what is wrong with the settings is for machines too
+    config = load_run_config(file, **sources)
     configure_logging(config.run.log_format, config.run.log_level)
     try:
         if dry_run:
@@ -97,7 +102,9 @@ def train(
                 warm_up()
             from antiphon.learner.run.toml_run import train_from_config
 
-            train_from_config(config, resume=resume)
+            set_again = [word for override in overrides or () for word in ("--set", override)]
+            command = shlex.join(["antiphon", "train", str(file), *set_again])
+            train_from_config(config, resume=resume, command=command)
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
     except (ChildError, NoProgressError) as error:

@@ -303,6 +303,7 @@ class MAGRPOTrainer:
             train(
                 self._setup,
                 run.folder,
+                resume_with=f'trainer.train(resume_from_checkpoint="{run.folder.path}")',
                 checkpoints=checkpoints,
                 resume=run.checkpoint,
                 notes=run.notes,

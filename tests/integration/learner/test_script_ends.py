@@ -103,6 +103,11 @@ def test_the_first_signal_ends_the_run_in_order_and_its_children_with_it(
     assert ended in ((code, -signal.SIGINT) if number is signal.SIGINT else (code,)), script.log
     assert f"ended by {name} handlers restored True" in script.log
     assert summary(tmp_path)["state"] == "stopped"
+    folder = tmp_path / "runs" / "the-run"
+    assert (
+        f"the run is stopped ({number.name}) after 0 of 2000 prompts, in epoch 1; "
+        f'to go on: trainer.train(resume_from_checkpoint="{folder}")'
+    ) in script.log
     processes.assert_none_left()
 
 

@@ -20,6 +20,7 @@ class RunControl:
 
     Attributes:
         evaluations: Who waits for an evaluation.
+        waits: Whether the run does nothing at the moment, as somebody has paused it.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class RunControl:
         self._stop = asyncio.Event()
         self.stop_reason = ""
         self.evaluations = EvaluationRequests()
+        self.waits = False
         self._checkpoint_asked = asyncio.Event()
         self._checkpoint_requests: list[asyncio.Future[str]] = []
         self._ended = False
@@ -89,9 +91,11 @@ class RunControl:
         """Return once the run may go on or is to stop, or something is asked for."""
         events = (self._may_go, self._checkpoint_asked, self.evaluations.asked)
         waits = [asyncio.ensure_future(event.wait()) for event in events]
+        self.waits = True
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.waits = False
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)

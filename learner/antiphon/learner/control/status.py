@@ -71,10 +71,6 @@ class RunStatus:
         """Watchers see a row of figures."""
         self._events.append(MetricsLogged(joint_actions, values))
 
-    def is_paused(self) -> bool:
-        """Whether the run waits because somebody wants it to."""
-        return self._state is RunState.PAUSED
-
     def note(self, text: str) -> None:
         """Watchers and the terminal see a line."""
         self._record.note(text)

@@ -17,7 +17,8 @@ from antiphon.learner.evaluation.plan import evaluation_line
 from antiphon.learner.local import LocalServices
 from antiphon.learner.record.record import RunRecord
 from antiphon.learner.record.run_folder import RunFolder
-from antiphon.learner.run.assemble import Assembly, RunContext
+from antiphon.learner.run.assemble import Assembly
+from antiphon.learner.run.context import RunContext
 from antiphon.learner.run.setup import RunSetup
 from antiphon.learner.run.watchdog import Watchdog, on_main_thread
 from antiphon.services.common.hosting import Host

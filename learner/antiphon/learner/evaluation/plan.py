@@ -90,14 +90,16 @@ class Evaluations:
         Raises:
             StoppedError: The run is to stop.
             RunSupersededError: A later learner drives the run.
+            asyncio.CancelledError: The run has failed.
         """
         requests = self._control.evaluations.take()
         for number, request in enumerate(requests):
             try:
                 await self._answer(request)
-            except (StoppedError, RunSupersededError) as error:
+            except (StoppedError, RunSupersededError, asyncio.CancelledError) as error:
+                why = f"the run ends: {error}" if str(error) else "the run ends"
                 for waiting in requests[number:]:
-                    waiting.fail(EvaluationRefusedError(f"the run ends: {error}"))
+                    waiting.fail(EvaluationRefusedError(why))
                 raise
             except Exception as error:  # noqa: BLE001 - user code may raise anything
                 reason = f"{type(error).__name__}: {error}"

@@ -8,19 +8,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
-from antiphon.clients.endpoint import Endpoint
-from antiphon.clients.generation import GenerationClient
-from antiphon.clients.names import is_name
-from antiphon.clients.types import FieldError, Phase, SamplingParameters
+from antiphon.clients.types import Phase, SamplingParameters
 from antiphon.learner.arithmetic.buffer import RolloutBuffer
-from antiphon.learner.checkpoints.checkpoints import Checkpoints
-from antiphon.learner.checkpoints.random_state import kept_generators
 from antiphon.learner.concurrency import task_group
-from antiphon.learner.control.control import RunControl
-from antiphon.learner.control.status import RunStatus
-from antiphon.learner.data.tasks import CHECK_ALL_UP_TO, Row, Tasks
+from antiphon.learner.data.tasks import CHECK_ALL_UP_TO
 from antiphon.learner.evaluation.best_models import BestModels
 from antiphon.learner.evaluation.evaluation import Evaluator, evaluation_sampling, evaluation_shape
 from antiphon.learner.evaluation.plan import Evaluations
@@ -29,8 +21,6 @@ from antiphon.learner.policy.adapters import sent_tensors
 from antiphon.learner.policy.setup import TrainedPolicy, policies_of, references_of, update_threads
 from antiphon.learner.policy.step_plan import schedule_notes
 from antiphon.learner.policy.updates import Updates
-from antiphon.learner.record.record import RunRecord
-from antiphon.learner.record.run_folder import RunFolder
 from antiphon.learner.record.stages import StageClock
 from antiphon.learner.rollout.agents import Agent
 from antiphon.learner.rollout.centralized import CentralizedPrompts, SplitActions
@@ -38,41 +28,21 @@ from antiphon.learner.rollout.judges import Judges, open_judges
 from antiphon.learner.rollout.prompt_encoding import prompt_encoders
 from antiphon.learner.rollout.prompts import TokenizedPrompts
 from antiphon.learner.rollout.rollout import PromptWriter, Rollout, RolloutShape
-from antiphon.learner.rollout.scoring import OnMainThread
 from antiphon.learner.rollout.seeds import completion_seed
+from antiphon.learner.run.connections import Connections
+from antiphon.learner.run.context import RunContext
 from antiphon.learner.run.dead_streak import DeadStreak
-from antiphon.learner.run.early_stop import EarlyStop
 from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.loop import TrainingRun
 from antiphon.learner.run.setup import RunSetup, save_policies
 from antiphon.learner.weights.connect import (
     Terms,
-    admit,
-    agreed,
-    answering,
-    largest_incarnation,
-    needs_of,
 )
-from antiphon.learner.weights.lease import LeaseWait
-from antiphon.learner.weights.membership import Membership, is_elastic, resolve_all
 from antiphon.learner.weights.publisher import AgentPublisher
-from antiphon.learner.weights.replicas import Replica, Replicas, RunIdentity
+from antiphon.learner.weights.replicas import Replicas, RunIdentity
 from antiphon.learner.weights.wire_weights import OwnWeights
 from antiphon.services.common.models import context_length
 from antiphon.services.common.weights_store import WeightsStore
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What every part of a run is told or asks."""
-
-    folder: RunFolder
-    record: RunRecord
-    status: RunStatus
-    control: RunControl
-    checkpoints: Checkpoints
-    on_main_thread: OnMainThread
-    early_stop: EarlyStop | None = None
 
 
 class Assembly:
@@ -114,8 +84,9 @@ class Assembly:
             FieldError: A service, or a first prompt of the dataset, does not fit the agents.
         """
         setup, config = self._setup, self._config
-        replicas, services, identity = await self._connected()
-        await self._check_first_prompts(setup.tasks, services, CHECK_ALL_UP_TO)
+        connections = await self._connections()
+        replicas, services, identity = await connections.open()
+        await connections.check_first_prompts(setup.tasks, services, CHECK_ALL_UP_TO)
         policies = await asyncio.to_thread(policies_of, setup)
         for policy in policies:
             self._stack.callback(policy.restore_dtype)
@@ -146,7 +117,7 @@ class Assembly:
         dead_streak = DeadStreak(self._config.dead_groups_limit)
         self._context.checkpoints.add("dead_groups", [dead_streak])
         await self._restore(policies, publishers)
-        self._follow(served)
+        connections.follow(replicas, services, publishers)
         # What is here by now stays: a collection need not look at all of it, for a tenth of a
         # second each time, while every replica waits.
         gc.freeze()
@@ -181,7 +152,8 @@ class Assembly:
             ChildError, CallError, FieldError: As `training_run`.
         """
         setup, config = self._setup, self._config
-        replicas, services, identity = await self._connected()
+        connections = await self._connections()
+        replicas, services, identity = await connections.open()
         publishers = [
             AgentPublisher(
                 identity,
@@ -200,13 +172,17 @@ class Assembly:
             for publisher in publishers:
                 group.create_task(publisher.publish())
         served = _Served(identity, replicas, services, publishers)
-        self._follow(served)
+        connections.follow(replicas, services, publishers)
         evaluator = self._evaluator(
             served,
             await self._judges(),
         )
         assert evaluator is not None  # the trainer has an evaluation dataset
         return evaluator
+
+    async def _connections(self) -> Connections:
+        endpoints = await self._local.generation()
+        return Connections(self._setup, endpoints, self._context, self._prompts, self._stack)
 
     def _weights_store(self) -> WeightsStore | None:
         url = self._config.weights_store
@@ -215,24 +191,6 @@ class Assembly:
         store = WeightsStore(url)
         store.create()
         return store
-
-    async def _connected(
-        self,
-    ) -> tuple[list[Replicas], list[Terms], RunIdentity]:
-        """Each policy's replicas and what they have in common; prompts to evaluate on fit them."""
-        self._endpoints = await self._local.generation()
-        replicas = [
-            await self._replicas(agents, endpoints)
-            for agents, endpoints in zip(self._setup.policies, self._endpoints, strict=True)
-        ]
-        services, identity = await self._meet(replicas)
-        evaluation = self._setup.evaluation
-        if evaluation is not None:
-            with kept_generators():
-                await self._check_first_prompts(
-                    evaluation.tasks, services, self._config.eval_num_samples
-                )
-        return replicas, services, identity
 
     async def _restore(
         self, policies: Sequence[TrainedPolicy], publishers: Sequence[AgentPublisher]
@@ -248,100 +206,6 @@ class Assembly:
         for policy, agents in zip(policies, self._setup.policies, strict=True):
             for agent in agents:
                 status.agents[agent].optimizer_steps = policy.optimizer_steps
-
-    async def _replicas(self, agents: Sequence[int], endpoints: Sequence[Endpoint]) -> Replicas:
-        """Who is behind these addresses and names; the end of one's own service ends the run."""
-        config, note = self._config, self._context.status.note
-        found = await resolve_all(
-            endpoints, timeout=config.control_timeout, start_timeout=config.start_timeout
-        )
-        return Replicas(
-            map(self._replica, found),
-            agent=agents[0],
-            patience=config.replicas_timeout if self._setup.endpoints(agents) else None,
-            grow=is_elastic(endpoints),
-            lease=LeaseWait(agents[0], longest=config.start_timeout, note=note),
-            note=note,
-        )
-
-    def _follow(self, served: _Served) -> None:
-        """Follow the services given by address, which may come and go, until the run ends."""
-        config = self._config
-        for number, (endpoints, replicas) in enumerate(
-            zip(self._endpoints, served.replicas, strict=True)
-        ):
-            if replicas.patience is not None:
-                Membership(
-                    endpoints,
-                    replicas,
-                    served.publishers[number],
-                    connect=self._replica,
-                    admit=partial(
-                        admit, terms=served.services[number], timeout=config.control_timeout
-                    ),
-                    every=config.resolve_interval,
-                    timeout=config.control_timeout,
-                ).start(self._stack)
-
-    async def _meet(self, replicas: Sequence[Replicas]) -> tuple[list[Terms], RunIdentity]:
-        """Each policy's services, and the run's incarnation, stored before the first push."""
-        folder, config = self._context.folder, self._config
-        full_logprobs = config.logprob_support == "full"
-        services: list[Terms] = []
-        found = 0
-        for number, agents in enumerate(self._setup.policies):
-            agent = self._setup.agents[agents[0]]
-            infos = await answering(
-                replicas[number],
-                all_of_them=not any(map(is_name, self._endpoints[number])),
-                start_timeout=config.start_timeout,
-                timeout=config.control_timeout,
-            )
-            # A child has the learner's tokenizer.
-            tokenizer = agent.tokenizer if self._setup.endpoints(agents) else None
-            needs = needs_of(
-                agents[0],
-                agent.model,
-                tokenizer,
-                full_logprobs=full_logprobs,
-                appends=config.conversation == "append",
-                trained=config.is_trainable(agents[0]),
-                return_kl_ahead=config.return_kl_ahead,
-            )
-            wanted = full_logprobs or config.reference_kl_enabled
-            services.append(agreed(infos, needs, agent.model, full_logprobs=wanted))
-            found = max(found, largest_incarnation(infos.values(), folder.run_id))
-        incarnation = self._context.status.incarnation = folder.next_incarnation(found)
-        return services, RunIdentity(folder.run_id, incarnation)
-
-    async def _check_first_prompts(
-        self, tasks: Tasks, services: Sequence[Terms], most_rows: int
-    ) -> None:
-        """Refuse a dataset with a first prompt that leaves no room for its completion.
-
-        Of a dataset of unknown length one prompt is written, as a trial; those that turn out too
-        long are skipped and counted.
-        """
-        known = tasks.length is not None
-        count = min(most_rows, CHECK_ALL_UP_TO if known else 1)
-        rows: list[Row] = await self._context.on_main_thread(
-            lambda: list(islice(tasks.epoch(), count)), tasks.name
-        )
-        terms_of = {
-            agent: service
-            for agents, service in zip(self._setup.policies, services, strict=True)
-            for agent in agents
-        }
-        for row in rows:
-            for agent, prompt in enumerate(await self._prompts.first(row.task)):
-                tokens, most = len(prompt.token_ids), self._config.max_new_tokens
-                detail = terms_of[agent].misfit(agent, tokens, most)
-                if known and detail:
-                    raise FieldError(
-                        f"{tasks.name}[{row.row}]",
-                        detail,
-                        "shorter prompts, a smaller max_new_tokens, or services that take more",
-                    )
 
     def _updates(self, policies: Sequence[TrainedPolicy]) -> Updates:
         config = self._config
@@ -482,11 +346,6 @@ class Assembly:
         context = self._context
         run_id, on_main_thread = context.folder.run_id, context.on_main_thread
         return await open_judges(self._setup, self._local, run_id, on_main_thread, self._stack)
-
-    def _replica(self, endpoint: Endpoint) -> Replica:
-        client = GenerationClient(endpoint, retry=self._config.retry)
-        self._stack.push_async_callback(client.close)
-        return Replica(endpoint.address, client)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from antiphon.clients.types import FieldError, ModelInfo
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.config.run_file import RunConfig
 from antiphon.learner.run.dry_run import Architecture, load_architecture, reward_detail
-from antiphon.learner.weights.connect import check_fit, needs_of
+from antiphon.learner.weights.connect import check_fit, needs_in_run
 
 GENERATION = "antiphon.v1.GenerationService"
 REWARD = "antiphon.v1.RewardService"
@@ -148,21 +148,9 @@ def _fit(
 ) -> Remark:
     if not isinstance(model, Architecture):
         return model or Remark("model", Verdict.OK, f"{info.model}, engine {info.engine}")
-    full = config.magrpo.logprob_support == "full"
+    needs = needs_in_run(config.training, number, model.model, model.tokenizer)
     try:
-        check_fit(
-            info,
-            needs_of(
-                number,
-                model.model,
-                model.tokenizer,
-                full_logprobs=full,
-                appends=config.magrpo.conversation == "append",
-                trained=config.training.is_trainable(number),
-                return_kl_ahead=config.magrpo.return_kl_ahead,
-            ),
-            "its address",
-        )
+        check_fit(info, needs, "its address")
     except FieldError as error:
         advice = "serve the model that the run names, or name the model that is served"
         return Remark("model", Verdict.FAULT, f"got {error.got}, wanted {error.wanted}", advice)

@@ -26,11 +26,11 @@ from antiphon.learner.data.tasks import CHECK_ALL_UP_TO, Tasks
 from antiphon.learner.evaluation.setup import check_evaluation
 from antiphon.learner.policy.adapters import with_adapter
 from antiphon.learner.policy.step_plan import notes_of
-from antiphon.learner.record.run_folder import check_run_name, check_writable
+from antiphon.learner.record.run_folder import check_run_name, check_writable, free_path
 from antiphon.learner.rollout.prompt_encoding import PromptEncoder
 from antiphon.learner.rollout.size import RunSize, most_optimizer_steps, run_size
 from antiphon.learner.run.toml_run import centralized_from, evaluation_from_config
-from antiphon.learner.weights.connect import check_fit, needs_of
+from antiphon.learner.weights.connect import check_fit, needs_in_run
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
     context_length,
@@ -163,7 +163,10 @@ class Inspection:
         if run.name is not None:
             check_run_name(run.name)
         check_writable(run.directory)
-        return None, f"{run.directory / (run.name or 'DATE-TIME')}"
+        if run.name is None:
+            return None, str(run.directory / "DATE-TIME")
+        wanted, path = run.directory / run.name, free_path(run.directory, run.name)
+        return None, str(path) if path == wanted else f"{path}, as {wanted} is there"
 
     def _prompts(self) -> tuple[Prompts, str]:
         names = self._config.formatters.functions
@@ -245,16 +248,7 @@ class Inspection:
         async with GenerationClient(endpoint, retry=RetryPolicy(attempts=1)) as client:
             info = await client.get_model_info(timeout)
         if model is not None:
-            full = self._config.magrpo.logprob_support == "full"
-            needs = needs_of(
-                number,
-                model.model,
-                model.tokenizer,
-                full_logprobs=full,
-                appends=self._config.magrpo.conversation == "append",
-                trained=self._config.training.is_trainable(number),
-                return_kl_ahead=self._config.magrpo.return_kl_ahead,
-            )
+            needs = needs_in_run(self._config.training, number, model.model, model.tokenizer)
             check_fit(info, needs, address.address)
         prompts = f", prompts of at most {info.longest_prompt}" if info.max_prompt_tokens else ""
         return info, (

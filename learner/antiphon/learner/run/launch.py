@@ -27,7 +27,8 @@ from antiphon.learner.record.record import RunRecord
 from antiphon.learner.record.run_folder import RunFolder
 from antiphon.learner.record.trackers.base import TrackedRun, Tracker
 from antiphon.learner.record.trackers.opening import open_trackers
-from antiphon.learner.run.assemble import Assembly, RunContext
+from antiphon.learner.run.assemble import Assembly
+from antiphon.learner.run.context import RunContext
 from antiphon.learner.run.early_stop import EarlyStop
 from antiphon.learner.run.setup import RunSetup, save_policies
 from antiphon.learner.run.watchdog import Watchdog, on_main_thread
@@ -42,6 +43,7 @@ def train(
     setup: RunSetup,
     folder: RunFolder,
     *,
+    resume_with: str,
     checkpoints: CheckpointSettings | None = None,
     resume: Checkpoint | None = None,
     notes: Sequence[str] = (),
@@ -51,6 +53,7 @@ def train(
     Args:
         setup: The run.
         folder: Where it is kept.
+        resume_with: What the user types to go on where the run was stopped.
         checkpoints: When to save it, None as its config says.
         resume: Where to go on from, None from the beginning.
         notes: What the user should know at the start.
@@ -65,7 +68,7 @@ def train(
     """
     main_thread = MainThread()
     settings = checkpoints or checkpoint_settings(setup.config)
-    launch = _Launch(setup, folder, main_thread, settings, resume, notes)
+    launch = _Launch(setup, folder, main_thread, settings, resume, notes, resume_with)
     with RunSignals(launch.kill_children) as signals:
         try:
             state = main_thread.serve(partial(launch.run, signals))
@@ -86,6 +89,7 @@ class _Launch:
         checkpoints: CheckpointSettings,
         resume: Checkpoint | None,
         notes: Sequence[str],
+        resume_with: str,
     ) -> None:
         self._setup = setup
         self._folder = folder
@@ -93,6 +97,7 @@ class _Launch:
         self._checkpoint_settings = checkpoints
         self._resume = resume
         self._notes = notes
+        self._resume_with = resume_with
         self._description = described(setup)
         self._local: LocalServices | None = None
         self._trackers: list[Tracker] = []
@@ -157,7 +162,7 @@ class _Launch:
         if setup.evaluation is None:
             control.evaluations.refuse("this run has no evaluation dataset")
         watchdog = self._watchdog = Watchdog(
-            setup.config.progress_timeout, doing=self._doing, paused=self._status.is_paused
+            setup.config.progress_timeout, doing=self._doing, paused=lambda: control.waits
         )
         servicer = LearnerServicer(self._status, control, self._events)
         async with watchdog.watching(), self._served(servicer):
@@ -173,8 +178,9 @@ class _Launch:
             try:
                 await training
                 state = RunState.FINISHED
-            except StoppedError:
+            except StoppedError as stopped:
                 state = RunState.STOPPED
+                self._tell_stopped(str(stopped))
             if self._setup.ranks is not None:
                 await asyncio.to_thread(self._setup.ranks.check)
             if self._setup.save_models:
@@ -265,6 +271,13 @@ class _Launch:
         now = self._record.snapshot()
         turn = f", turn {now.turn} of {now.prompt[:60]!r}" if now.turn else ""
         return f"working on {now.stage} of epoch {now.epoch}{turn}" if now.stage else ""
+
+    def _tell_stopped(self, reason: str) -> None:
+        done, total = self._record.prompts_done, self._setup.prompts_total
+        self._status.note(
+            f"the run is stopped ({reason}) after {done}{f' of {total}' if total else ''} prompts, "
+            f"in epoch {self._record.epoch}; to go on: {self._resume_with}"
+        )
 
     def _tell_hung(self, error: Exception) -> None:
         self._status.note(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 
 
 def train_from_config(
-    config: RunConfig, *, resume: str | None = None, ranks: Leader | None = None
+    config: RunConfig,
+    *,
+    resume: str | None = None,
+    ranks: Leader | None = None,
+    command: str = "the same command",
 ) -> RunState:
     """Train the run that a TOML file describes, on the main thread.
 
@@ -47,6 +52,7 @@ def train_from_config(
         config: The run.
         resume: The run or checkpoint to go on from, as in `MAGRPOTrainer.train`; None begins anew.
         ranks: The processes that hold the policies; None for this one alone.
+        command: What the user has typed, for the line that says how to go on.
 
     Returns:
         FINISHED, or STOPPED where somebody asked for the end.
@@ -71,7 +77,12 @@ def train_from_config(
         state = RunState.FINISHED
     else:
         state = train(
-            setup, run.folder, checkpoints=checkpoints, resume=run.checkpoint, notes=run.notes
+            setup,
+            run.folder,
+            resume_with=f"{command} --resume {shlex.quote(str(run.folder.path))}",
+            checkpoints=checkpoints,
+            resume=run.checkpoint,
+            notes=run.notes,
         )
     where = run.folder.path / "SUMMARY.md"
     sys.stdout.write(f"The run has {state.value}: {where}\n")

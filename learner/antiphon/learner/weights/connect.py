@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from antiphon.clients.errors import CallError
 from antiphon.clients.types import FieldError, ModelInfo, PushKind
 from antiphon.learner.concurrency import task_group
+from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.policy.adapters import is_adapted
 from antiphon.learner.rollout.fit import misfit
 from antiphon.learner.weights.replicas import Replica, Replicas
@@ -62,6 +63,24 @@ def needs_of(
         appends=appends,
         trained=trained,
         return_kl_ahead=return_kl_ahead,
+    )
+
+
+def needs_in_run(
+    config: MAGRPOConfig,
+    agent: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Needs:
+    """What an agent needs of its services in a run with these settings; as `needs_of`."""
+    return needs_of(
+        agent,
+        model,
+        tokenizer,
+        full_logprobs=config.logprob_support == "full",
+        appends=config.conversation == "append",
+        trained=config.is_trainable(agent),
+        return_kl_ahead=config.return_kl_ahead,
     )
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import io
 import json
 import logging
 import math
+import re
 import sys
 import threading
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 LogFormat = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_FAILURE = "antiphon: "
-"""How what a command fails with begins."""
+_FAILURES = ("antiphon: ", "Error: ")
+"""How what a command fails with begins, and what is wrong with its options."""
+_DRAWN_OVER = re.compile(r"[^\n]*\r(?=[^\r\n])")
+"""The beginning of a line that what comes after it is drawn over."""
+_DRAWN_AGAIN = re.compile(r"\r(?!\n)")
 
 
 def json_line(message: str, *, logger: str, level: str = "info", **fields: Any) -> str:
@@ -76,20 +84,42 @@ class TextFormatter(logging.Formatter):
 class JsonStream(io.TextIOBase):
     """A text stream that puts JSON objects on another: what is written up to a line's end is one.
 
+    A flush ends a line too, but for one that is drawn again and again, as a progress bar is: of
+    that the last state is told.
+
     Args:
         stream: Where they go.
+
+    Attributes:
+        buffer: Takes bytes, for those who write there; they are read as UTF-8.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self.stream = stream
+        self.buffer = _Bytes(self)
         self._unfinished = ""
+        self._drawn_again = False
         self._lock = threading.RLock()  # A signal may come in the middle of a line.
+
+    @property
+    def name(self) -> str:
+        """Of the stream beneath."""
+        return getattr(self.stream, "name", "<stderr>")
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """Of what is written."""
         return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        """What becomes of characters that cannot be written; JSON writes them all."""
+        return "backslashreplace"
+
+    def reconfigure(self, **settings: object) -> None:  # noqa: ARG002 - io.TextIOWrapper has them
+        """Change nothing but flush: JSON is the same in every encoding."""
+        self.flush()
 
     def writable(self) -> bool:
         """Whether it can be written to."""
@@ -103,6 +133,9 @@ class JsonStream(io.TextIOBase):
         """Take text in; what has a line's end at its end is told."""
         with self._lock:
             self._unfinished += text
+            if _DRAWN_AGAIN.search(text):
+                self._drawn_again = True
+                self._unfinished = _DRAWN_OVER.sub("", self._unfinished)
             if text.endswith("\n"):
                 self._tell()
         return len(text)
@@ -112,18 +145,48 @@ class JsonStream(io.TextIOBase):
         self.stream.write(line + "\n")
         self.stream.flush()
 
+    def flush(self) -> None:
+        """Tell what no line's end came after, but for a line that is being drawn again."""
+        with self._lock:
+            if not self._drawn_again:
+                self._tell()
+
     def tell_rest(self) -> None:
         """Tell what no line's end came after."""
         with self._lock:
             self._tell()
 
     def _tell(self) -> None:
-        text, self._unfinished = self._unfinished.strip("\r\n"), ""
-        if text.startswith(_FAILURE):
-            message = text.removeprefix(_FAILURE)
+        text, self._unfinished = _DRAWN_OVER.sub("", self._unfinished).strip("\r\n"), ""
+        self._drawn_again = False
+        failure = next((begin for begin in _FAILURES if text.startswith(begin)), None)
+        if failure is not None:
+            message = text.removeprefix(failure)
             self.tell_line(json_line(message, logger="antiphon", level="error"))
         elif text.strip():
             self.tell_line(json_line(text, logger="stderr"))
+
+
+class _Bytes(io.BufferedIOBase):
+    """A binary stream whose text goes to a `JsonStream`."""
+
+    def __init__(self, text: JsonStream) -> None:
+        super().__init__()
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._text.write(self._decoder.decode(memoryview(data)))
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._text.flush()
 
 
 def configure_logging(format: LogFormat = "text", level: str = "info") -> None:  # noqa: A002

@@ -21,9 +21,22 @@ from antiphon.services.common.server import ServerSettings
 logger = logging.getLogger(__name__)
 
 _PANEL = "Server"
+
+
+def _configured(log_format: LogFormat) -> LogFormat:
+    configure_logging(log_format)
+    return log_format
+
+
 _LOG_FORMAT = Annotated[
     LogFormat,
-    typer.Option(help="Log lines for people, or JSON for machines.", rich_help_panel=_PANEL),
+    typer.Option(
+        help="Log lines for people, or JSON for machines.",
+        rich_help_panel=_PANEL,
+        # First of all: what is wrong with other options is told in that format too.
+        is_eager=True,
+        callback=_configured,
+    ),
 ]
 _LOG_LEVEL = Annotated[
     str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_PANEL)

@@ -68,6 +68,39 @@ def load_settings(
         raise _field_error(error) from error
 
 
+def asked_for(
+    key: str,
+    *,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    prefix: str = "ANTIPHON_",
+) -> Any:
+    """What is asked for as "a.b", whatever else is wrong with the settings; None where nothing is.
+
+    Args:
+        key: The setting.
+        file: As of `load_settings`, like the others.
+        overrides: What wins over the environment.
+        environ: What wins over the file.
+        prefix: What variables begin with.
+    """
+    for override in reversed(overrides):
+        name, equals, value = override.partition("=")
+        if equals and name.strip() == key:
+            return _value(value)
+    for variable, value in (environ or {}).items():
+        if variable.lower() == prefix.lower() + key.replace(".", "__"):
+            return _value(value)
+    try:
+        found: Any = {} if file is None else _read_toml(file)
+    except FieldError:
+        return None
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
 def none_word(value: object) -> object:
     """TOML, environment and command line have no null: the word ``none`` stands for it there."""
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null") else value

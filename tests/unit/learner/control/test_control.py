@@ -15,10 +15,22 @@ async def test_a_paused_run_waits_until_it_is_resumed() -> None:
     waiting = asyncio.create_task(control.wait_while_paused())
     await asyncio.sleep(0)
     assert control.pause_asked
+    assert control.waits
     assert not waiting.done()
     control.resume()
     async with asyncio.timeout(5):
         await waiting
+    assert not control.waits
+
+
+async def test_a_paused_run_that_is_asked_for_something_is_at_work() -> None:
+    control = RunControl()
+    control.pause()
+    control.evaluations.ask(None)
+    async with asyncio.timeout(5):
+        await control.wait_while_paused()
+    assert control.pause_asked
+    assert not control.waits
 
 
 async def test_a_stop_wakes_a_paused_run_and_cannot_be_paused() -> None:

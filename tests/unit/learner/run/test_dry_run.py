@@ -24,6 +24,7 @@ from antiphon.clients.types import (
     RewardInfo,
 )
 from antiphon.learner.config.run_file import RunConfig
+from antiphon.learner.record.run_folder import RunFolder
 from antiphon.learner.run.dry_run import DryRun, Finding, Inspection
 from antiphon.learner.run.dry_run_view import show_dry_run
 from antiphon.services.common.models import load_tokenizer, tokenizer_fingerprint
@@ -269,6 +270,19 @@ async def test_a_folder_that_no_run_can_have_is_found(
     found = await Inspection(_config(model, run=run)).run()
     assert told in _of(found, "run").detail
     assert not found.ok
+
+
+async def test_the_folder_that_the_run_will_have_is_told(model: Path, tmp_path: Path) -> None:
+    async def told(**run: str) -> str:
+        found = await Inspection(_config(model, run={"directory": str(runs), **run})).run()
+        return _of(found, "run").detail
+
+    runs = tmp_path / "runs"
+    assert await told() == f"{runs}/DATE-TIME"
+    assert await told(name="job") == f"{runs}/job"
+    assert RunFolder.create(runs, "job").path == runs / "job"
+    assert await told(name="job") == f"{runs}/job-2, as {runs}/job is there"
+    assert RunFolder.create(runs, "job").path == runs / "job-2"
 
 
 async def test_what_cannot_be_evaluated_is_found(model: Path) -> None:

@@ -100,6 +100,17 @@ sys.stderr.write("two lines\\nat once\\n")
 sys.stderr.write("antiphon: the root error\\n")
 print("unfinished", end="", file=sys.stderr, flush=True)
 print("", file=sys.stderr)
+print("flushed", end="", file=sys.stderr, flush=True)
+print("goes on", file=sys.stderr)
+for percent in (0, 50, 100):
+    print(f"\\r{percent} %", end="", file=sys.stderr, flush=True)
+print(file=sys.stderr)
+print("\\r0 %", "\\r   \\r", sep="", end="", file=sys.stderr, flush=True)
+sys.stderr.reconfigure(encoding="latin-1", errors="strict")
+print("caf\u00e9", "\\r\\n", sep="", end="", file=sys.stderr)
+sys.stderr.buffer.write("caf\u00e9 ".encode()[:4])
+sys.stderr.buffer.write("caf\u00e9 ".encode()[4:] + b"\\xff")
+sys.stderr.buffer.flush()
 thread = threading.Thread(target=lambda: 1 / 0)
 thread.start()
 thread.join()
@@ -122,6 +133,11 @@ def test_whatever_a_process_says_on_standard_error_each_line_is_one_json_object(
         ("info", "stderr", "two lines\nat once"),
         ("error", "antiphon", "the root error"),
         ("info", "stderr", "unfinished"),
+        ("info", "stderr", "flushed"),
+        ("info", "stderr", "goes on"),
+        ("info", "stderr", "100 %"),
+        ("info", "stderr", "caf\u00e9"),
+        ("info", "stderr", "caf\u00e9 \\xff"),
         ("critical", "antiphon", "ZeroDivisionError: division by zero"),
         ("critical", "antiphon", "KeyError: 'nobody catches it'"),
         ("info", "stderr", "no end of line"),
@@ -140,6 +156,18 @@ def test_lines_for_people_come_back_as_they_are(capfd: pytest.CaptureFixture[str
 def test_numbers_that_json_does_not_know_are_texts() -> None:
     entry = json.loads(json_line("m", logger="l", loss=float("nan"), reward=0.5))
     assert (entry["loss"], entry["reward"]) == ("nan", 0.5)
+
+
+def test_what_programs_ask_of_standard_error_is_there(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging("json")
+    assert JsonStream(io.StringIO()).name == "<stderr>"
+    assert sys.stderr.name == sys.stderr.stream.name  # type: ignore[attr-defined]
+    assert (sys.stderr.encoding, sys.stderr.errors) == ("utf-8", "backslashreplace")
+    assert sys.stderr.buffer.fileno() == sys.stderr.fileno()
+    print("no end of line", end="", file=sys.stderr)
+    assert capfd.readouterr().err == ""
+    sys.stderr.flush()
+    assert json.loads(capfd.readouterr().err)["message"] == "no end of line"
 
 
 def test_a_child_may_be_given_the_stream() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.clients.types import FieldError
-from antiphon.services.common.settings import check_unknown, load_settings
+from antiphon.services.common.settings import asked_for, check_unknown, load_settings
 
 
 class Inner(BaseModel):
@@ -40,6 +40,18 @@ def test_later_sources_win(toml: Path) -> None:
     assert (both.seed, both.reward.timeout) == (2, 3)
     all_three = load_settings(Outer, file=toml, environ=environ, overrides=["reward.timeout=4"])
     assert (all_three.seed, all_three.reward.timeout) == (2, 4)
+
+
+def test_one_setting_can_be_asked_for_whatever_is_wrong_with_the_others(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text('nonsense = 1\n[reward]\ntimeout = "soon"\n')
+    environ = {"ANTIPHON_REWARD__TIMEOUT": "3", "ANTIPHON_WHAT": "x"}
+    assert asked_for("reward.timeout", file=broken) == "soon"
+    assert asked_for("reward.timeout", file=broken, environ=environ) == 3
+    overrides = ["nonsense", "reward.timeout=4", "reward.timeout=5"]
+    assert asked_for("reward.timeout", file=broken, environ=environ, overrides=overrides) == 5
+    assert asked_for("nonsense.timeout", file=broken) is None
+    assert asked_for("reward.timeout", file=tmp_path / "missing.toml") is None
 
 
 def test_values_are_toml_or_else_text() -> None:
