@@ -8,7 +8,8 @@ are kept in .cache/learning, so that an interrupted benchmark goes on. Seconds a
 that met a quiet machine; `--again` runs some seeds anew for that. CoMLRL computes in one
 thread and gets a core of its own (two seeds side by side, where there are two cores); a run of
 antiphon has the cores to itself. The results, the plot and the tables of docs/learning.md are
-written when every arm has run with the reported seeds, 0 and up.
+written when arms have run with the ten reported seeds, 0 and up; arms that did not run keep what
+was found before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,12 +30,15 @@ import torch
 from benchmarks.learning_parts import figures, page, plot, task
 from benchmarks.learning_parts.snapshot import make_snapshot
 from benchmarks.peer import BASELINE, ROOT, run_peer
+from benchmarks.results import machine
 
 CACHE = ROOT / ".cache" / "learning"
 RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 PLOT = ROOT / "docs" / "learning.svg"
 PAGE = ROOT / "docs" / "learning.md"
 MODULE = "benchmarks.learning_parts.one_run"
+REPORTED = 10
+"""Seeds that the results are of."""
 PAIRS = {
     "antiphon-plain": "comlrl-plain",
     "antiphon-defaults-sampled": "comlrl-defaults",
@@ -134,12 +137,10 @@ def report(runs: dict[str, list[figures.Run]], settings: task.Settings) -> dict[
         "window_prompts": figures.WINDOW,
         "interval": "95 %, percentile bootstrap over seeds",
         "quiet_load": figures.QUIET,
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
+        "arms": {
+            arm: {"machine": machine(), **figures.of_arm(some, settings)}
+            for arm, some in runs.items()
         },
-        "arms": {arm: figures.of_arm(some, settings) for arm, some in runs.items()},
         "compared": {
             ours: {"with": peer, **figures.compared(runs[ours], runs[peer], settings)}
             for ours, peer in PAIRS.items()
@@ -148,9 +149,23 @@ def report(runs: dict[str, list[figures.Run]], settings: task.Settings) -> dict[
     }
 
 
+def with_kept(result: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """`result`, with the arms and pairs of an earlier one that it has not itself.
+
+    Raises:
+        ValueError: The earlier one is of other settings.
+    """
+    differ = [key for key in ("settings", "level", "baseline") if result[key] != before[key]]
+    if differ:
+        raise ValueError(f"{RESULTS.name} is of another {', '.join(differ)}; run every arm anew")
+    arms = {**before["arms"], **result["arms"]}
+    compared = {**before["compared"], **result["compared"]}
+    return {**result, "arms": arms, "compared": compared}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--seeds", type=int, default=REPORTED, help="how many (default 10)")
     parser.add_argument("--first-seed", type=int, default=0, help="100 and up are for tuning")
     parser.add_argument("--arms", nargs="+", choices=list(task.ARMS), default=list(task.ARMS))
     parser.add_argument(
@@ -173,7 +188,9 @@ def main() -> None:
             (cache_folder(settings) / f"{arm}-{seed}.json").unlink(missing_ok=True)
     result = report(run_all(told.arms, seeds, settings), settings)
     print(page.tables(result))
-    if told.first_seed == 0 and settings == task.SETTINGS and set(told.arms) == set(task.ARMS):
+    if told.first_seed == 0 and told.seeds >= REPORTED and settings == task.SETTINGS:
+        if RESULTS.exists() and set(told.arms) != set(task.ARMS):
+            result = with_kept(result, json.loads(RESULTS.read_text()))
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
         PLOT.write_text(plot.draw(result["arms"], figures.LEVEL))

@@ -49,7 +49,18 @@ def _arms(result: dict[str, Any]) -> str:
             f"{arm['load_average']['mean']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _machines(result["arms"])])
+
+
+def _machines(arms: dict[str, Any]) -> str:
+    """Where each arm's seconds were taken: those of different machines are not to be compared."""
+    met: dict[str, list[str]] = {}
+    for name, arm in arms.items():
+        met.setdefault(arm["machine"]["processor"], []).append(name)
+    if len(met) == 1:
+        return f"All arms ran on a machine with the processor {next(iter(met))}."
+    told = "; ".join(f"{', '.join(names)} on {processor}" for processor, names in met.items())
+    return f"Processors: {told}. Seconds compare arms of one machine only."
 
 
 def _compared(result: dict[str, Any]) -> str:

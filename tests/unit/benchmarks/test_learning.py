@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 import pytest
-from benchmarks.learning_parts import figures, task
+from benchmarks import learning
+from benchmarks.learning_parts import figures, page, task
 
 SETTINGS = task.Settings(prompts=20, num_generations=2)
 
@@ -97,3 +102,37 @@ def test_seconds_are_those_of_quiet_runs_and_samples_those_of_all() -> None:
 def test_an_arm_that_scored_less_is_refused() -> None:
     with pytest.raises(ValueError, match="not 120"):
         figures.read_run({"arm": "a", "seed": 1, "rewards": [0.0], "seconds": [0.0]}, SETTINGS)
+
+
+def found(settings: task.Settings = SETTINGS, **arms: str) -> dict[str, Any]:
+    """A result whose arms ran on the named processors."""
+    return {
+        "settings": asdict(settings),
+        "level": figures.LEVEL,
+        "baseline": "CoMLRL",
+        "arms": {arm: {"machine": {"processor": where}} for arm, where in arms.items()},
+        "compared": {arm: {"with": where} for arm, where in arms.items()},
+    }
+
+
+def test_arms_that_did_not_run_keep_what_was_found_before() -> None:
+    kept = learning.with_kept(found(a="new"), found(a="old", b="old"))
+    assert {arm: one["machine"]["processor"] for arm, one in kept["arms"].items()} == {
+        "a": "new",
+        "b": "old",
+    }
+    assert kept["compared"] == {"a": {"with": "new"}, "b": {"with": "old"}}
+    with pytest.raises(ValueError, match="of another settings; run every arm anew"):
+        learning.with_kept(found(a="new"), found(task.SETTINGS, b="old"))
+
+
+def test_the_page_tells_which_arms_ran_on_which_processor() -> None:
+    result = json.loads(learning.RESULTS.read_text())
+    alike = {
+        **result,
+        "arms": {n: {**a, "machine": {"processor": "P"}} for n, a in result["arms"].items()},
+    }
+    assert "All arms ran on a machine with the processor P." in page.tables(alike)
+    first, *others = result["arms"]
+    alike["arms"][first] = {**alike["arms"][first], "machine": {"processor": "Q"}}
+    assert f"Processors: {first} on Q; {', '.join(others)} on P." in page.tables(alike)
