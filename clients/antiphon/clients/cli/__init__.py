@@ -22,9 +22,6 @@ from typing import Annotated
 
 import typer
 
-# Before gRPC is imported: its own log lines are not for people. What fails is told as an error.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 from antiphon.clients.cli.lazy import LazyGroup
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}

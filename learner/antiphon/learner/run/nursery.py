@@ -47,7 +47,6 @@ def child_environment(threads: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "GRPC_VERBOSITY": "ERROR",
         "PYTHONUNBUFFERED": "1",
     }
 
