@@ -9,7 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    aclosing,
+    closing,
+    contextmanager,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,31 +67,38 @@ class Admission(Interceptor):
 
     Args:
         limits: What is taken.
+        of_one_host: Most calls at once of one host, where all callers are strangers.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, of_one_host: int | None = None) -> None:
         self._most = limits.calls
+        self._of_one_host = of_one_host
         self._under_way = Counter[str]()
 
     async def around(
         self, method: Method, context: Context, call: Call
     ) -> AsyncGenerator[Any, None]:
         """Takes one call or refuses it."""
-        del context
-        with self._counted(_kind(method)):
+        with ExitStack() as counted:
+            counted.enter_context(self._counted(_kind(method), self._most, "calls"))
+            if self._of_one_host is not None:
+                host = _host(context.peer())
+                counted.enter_context(self._counted(host, self._of_one_host, f"calls of {host}"))
             async with aclosing(call()) as answers:
                 async for answer in answers:
                     yield answer
 
     @contextmanager
-    def _counted(self, kind: str) -> Iterator[None]:
-        if self._under_way[kind] >= self._most:
-            raise _exhausted(f"{self._most} calls are under way, as many as are taken at once")
+    def _counted(self, kind: str, most: int, what: str) -> Iterator[None]:
+        if self._under_way[kind] >= most:
+            raise _exhausted(f"{most} {what} are under way, as many as are taken at once")
         self._under_way[kind] += 1
         try:
             yield
         finally:
             self._under_way[kind] -= 1
+            if not self._under_way[kind]:
+                del self._under_way[kind]
 
 
 class Requests(Interceptor):

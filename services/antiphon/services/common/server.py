@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from antiphon.clients import tracing
 from antiphon.clients.channel_options import MAX_MESSAGE_BYTES, server_options
 from antiphon.services.common.access import Access, Auth
-from antiphon.services.common.admission import Admission, Limits, Requests
+from antiphon.services.common.admission import HEALTH_BYTES, Admission, Limits, Requests
 from antiphon.services.common.backlog import bound_backlog
 from antiphon.services.common.errors import StartError
 from antiphon.services.common.interception import Streams
@@ -117,7 +117,7 @@ class Server:
             tell_certificate(settings.tls_cert, self._registry)
         self.address = _bind(self._server, settings.host, settings.port, credentials)
         if settings.health_port is not None:
-            self._health_server = grpc.aio.server(options=_options())
+            self._health_server = self._make_health_server()
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
             host = settings.health_host or (
                 "127.0.0.1" if settings.host.startswith("unix:") else settings.host
@@ -207,6 +207,18 @@ class Server:
             age = int(settings.max_connection_age_seconds * 1000)
             options.append(("grpc.max_connection_age_ms", age))
         return grpc.aio.server(interceptors=interceptors, options=options)
+
+    def _make_health_server(self) -> grpc.aio.Server:
+        settings = self.settings
+        limits = Limits(settings.max_calls, HEALTH_BYTES, settings.stall_seconds)
+        interceptors = (
+            Streams(limits.stall_seconds),
+            self._metrics,
+            Errors(expose_tracebacks=False),
+            Admission(limits, of_one_host=-(-limits.calls // 2)),
+            Requests(limits),
+        )
+        return grpc.aio.server(interceptors=interceptors, options=_options(HEALTH_BYTES))
 
     def _tell_address(self) -> None:
         path = self.settings.address_file
