@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock, create_autospec
 
 import pytest
 from tests.support.models import tiny_folder
 from typer.testing import CliRunner
 
 from antiphon.clients.cli import app
-from antiphon.learner.config.run_file import RunConfig
 from antiphon.learner.run import toml_run
 from antiphon.learner.run.children import ChildError
 from antiphon.learner.run.watchdog import NoProgressError
@@ -51,6 +51,14 @@ prompts = ["red green", "blue"]
 def run_file(tmp_path: Path) -> Path:
     (tmp_path / "run.toml").write_text(RUN)
     return tmp_path / "run.toml"
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stands for the training itself, and takes the arguments that it takes."""
+    stand_in: Mock = create_autospec(toml_run.train_from_config)
+    monkeypatch.setattr(toml_run, "train_from_config", stand_in)
+    return stand_in
 
 
 def _antiphon(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -97,23 +105,16 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "nowhere.toml" in result.stderr.strip().splitlines()[-1]
 
 
-def test_the_run_gets_the_resolved_settings(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[RunConfig] = []
-
-    def keep(config: RunConfig, *, resume: str | None) -> None:
-        assert resume is None
-        given.append(config)
-
-    monkeypatch.setattr(toml_run, "train_from_config", keep)
+def test_the_run_gets_the_resolved_settings(run_file: Path, training: Mock) -> None:
     result = CliRunner().invoke(
         app,
         ["train", str(run_file), "--set", "magrpo.num_generations=3"],
         env={"ANTIPHON_MAGRPO__SEED": "7"},
     )
     assert result.exit_code == 0, result.output
-    (config,) = given
+    training.assert_called_once()
+    (config,), options = training.call_args
+    assert options["resume"] is None
     assert config.magrpo.num_generations == 3
     assert config.magrpo.seed == 7
     assert config.num_agents == 2
@@ -127,28 +128,30 @@ def test_the_run_gets_the_resolved_settings(
     ],
 )
 def test_what_ends_a_run_is_the_last_line_of_the_screen(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    run_file: Path, training: Mock, error: Exception
 ) -> None:
-    def fail(config: RunConfig, *, resume: str | None) -> None:
-        raise error
-
-    monkeypatch.setattr(toml_run, "train_from_config", fail)
+    training.side_effect = error
     result = CliRunner().invoke(app, ["train", str(run_file)])
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == f"antiphon: {error}"
 
 
-def test_what_is_to_be_resumed_is_passed_on(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[str | None] = []
-
-    def keep(config: RunConfig, *, resume: str | None) -> None:
-        given.append(resume)
-
-    monkeypatch.setattr(toml_run, "train_from_config", keep)
+def test_what_is_to_be_resumed_is_passed_on(run_file: Path, training: Mock) -> None:
     result = CliRunner().invoke(app, ["train", str(run_file), "--resume", "runs/one"])
-    assert (result.exit_code, given) == (0, ["runs/one"])
+    assert result.exit_code == 0, result.output
+    training.assert_called_once()
+    assert training.call_args.kwargs["resume"] == "runs/one"
+
+
+def test_what_the_user_typed_is_kept_to_tell_how_to_go_on(run_file: Path, training: Mock) -> None:
+    """But what was resumed: the next time that is this run."""
+    settings = ["--set", "magrpo.seed=7", "--set", "run.name=two words"]
+    arguments = ["train", str(run_file), *settings, "--resume", "runs/one"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (config,), options = training.call_args
+    assert (config.magrpo.seed, config.run.name) == (7, "two words")
+    wanted = f"antiphon train {run_file} --set magrpo.seed=7 --set 'run.name=two words'"
+    assert options["command"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -162,22 +165,17 @@ def test_what_is_to_be_resumed_is_passed_on(
     ids=["Ctrl-C", "SIGTERM", "user function", "other"],
 )
 def test_how_a_run_ends_is_the_exit_code(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+    run_file: Path, training: Mock, error: BaseException, code: int
 ) -> None:
-    def end(config: RunConfig, *, resume: str | None) -> None:
-        raise error
-
-    monkeypatch.setattr(toml_run, "train_from_config", end)
+    training.side_effect = error
     assert CliRunner().invoke(app, ["train", str(run_file)]).exit_code == code
+    training.assert_called_once()
 
 
-def test_the_root_error_is_last_on_the_screen(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(config: RunConfig, *, resume: str | None) -> None:
-        raise UserFunctionError("reward", "raised ValueError: bad", trace="Traceback: line 3")
-
-    monkeypatch.setattr(toml_run, "train_from_config", fail)
+def test_the_root_error_is_last_on_the_screen(run_file: Path, training: Mock) -> None:
+    training.side_effect = UserFunctionError(
+        "reward", "raised ValueError: bad", trace="Traceback: line 3"
+    )
     result = CliRunner().invoke(app, ["train", str(run_file)])
     lines = result.output.strip().splitlines()
     assert lines[-2:] == ["Traceback: line 3", "antiphon: reward: raised ValueError: bad"]
