@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 
+from antiphon.clients.own_thread import in_own_thread
 from antiphon.clients.types import LoadedWeights, PushHeader, PushKind, StoredChunks
 from antiphon.clients.waiting import waiting_for
-from antiphon.learner.concurrency import in_own_thread
 from antiphon.learner.weights.encoding import MovedOnError, Push, WeightsEncoder
 from antiphon.learner.weights.published import KEPT_STEPS
 from antiphon.services.common.weights_store import NotStoredError, WeightsStore, object_name
@@ -26,6 +27,9 @@ SMALLEST = 1 << 12
 
 END_SECONDS = 30.0
 """In which something must be removed, and at the end all; the rest stays where it is."""
+
+NOT_WRITTEN = (OSError, NotStoredError, MovedOnError)
+"""How a write may fail."""
 
 
 class StoredPushes:
@@ -74,25 +78,35 @@ class StoredPushes:
             return None
         name = object_name(push.header)
         task = self._writing.get(name)
-        self._late = {late for late in self._late if not late.done()}
         if self._late or (task is None and push.reader is None):
             return None  # a store that hangs is not given more to do
+        version = push.header.version
         if task is None:
             task = self._writing[name] = asyncio.create_task(self._write(push))
-        try:
-            with waiting_for(f"the weights store, to take version {push.header.version}"):
-                async with asyncio.timeout(self._timeout):
-                    return await asyncio.shield(task)
-        except TimeoutError:
+            task.add_done_callback(partial(self._written_or_not, name, version))
+        with waiting_for(f"the weights store, to take version {version}"):
+            await asyncio.wait({task}, timeout=self._timeout)
+        if not task.done():
             self._late.add(task)
-            logger.warning(
-                "version %d is sent: it was not stored in %g s", push.header.version, self._timeout
-            )
+            logger.warning("version %d is sent: it was not stored in %g s", version, self._timeout)
             return None
-        except (OSError, NotStoredError, MovedOnError) as error:
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if isinstance(error, NOT_WRITTEN):
+            return None
+        raise error
+
+    def _written_or_not(self, name: str, version: int, task: asyncio.Task[StoredChunks]) -> None:
+        """Forget what has failed, however late: it is tried again when it is next wanted."""
+        self._late.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
             self._writing.pop(name, None)
-            logger.warning("version %d is not stored: %s", push.header.version, error)
-            return None
+        if isinstance(error, NOT_WRITTEN):
+            logger.warning("version %d is not stored: %s", version, error)
+        elif error is not None:
+            logger.error("version %d is not stored", version, exc_info=error)
 
     async def close(self) -> None:
         """Wait until what is being written is, and remove it all; in END_SECONDS."""

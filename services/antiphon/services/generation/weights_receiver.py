@@ -34,7 +34,7 @@ from antiphon.services.generation.delta import check_delta, decode_delta
 from antiphon.services.generation.engine import ChangeableEngine, Engine
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.staging import Staging
-from antiphon.services.generation.stored_chunks import read_stored
+from antiphon.services.generation.stored_chunks import StoredReader
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class WeightsReceiver:
         metrics: GenerationMetrics | None = None,
         store: WeightsStore | None = None,
     ) -> None:
-        self._store = store
+        self._stored = StoredReader(store)
         self._engine = engine
         self._binding = binding
         self._instance_id = instance_id
@@ -126,7 +126,7 @@ class WeightsReceiver:
             if self._applying is None:
                 staging = self._stage(header)
                 received = staging.received_bytes
-                await self._receive(staging, read_stored(parts, header, received, self._store))
+                await self._receive(staging, self._stored.chunks(parts, header, received))
                 self._begin_apply(staging)
                 del staging  # Its memory is to end with the swap.
             assert self._applying is not None

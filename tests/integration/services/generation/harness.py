@@ -35,6 +35,7 @@ from antiphon.clients.wire import push_result_from_proto
 from antiphon.services.common.models import load_model
 from antiphon.services.common.server import Server, ServerSettings
 from antiphon.services.common.tensors import tensor_specs, to_bytes, wire_tensors
+from antiphon.services.common.weights_store import WeightsStore
 from antiphon.services.generation.serving import GenerationOptions, generation_server, load_engine
 from antiphon.services.generation.transformers_engine import TransformersEngine
 from antiphon.v1 import generation_pb2 as pb
@@ -149,7 +150,11 @@ def request(
 
 @asynccontextmanager
 async def replica(
-    folder: Path, *, listens: Mapping[str, Any] | None = None, **options: Any
+    folder: Path,
+    *,
+    listens: Mapping[str, Any] | None = None,
+    store: WeightsStore | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Replica]:
     """A service of the model in `folder` until the block ends; `listens` are server settings."""
     asked = GenerationOptions(model=str(folder), device="cpu", **options)
@@ -159,6 +164,7 @@ async def replica(
         engine,
         agent=asked.agent,
         run_lease_seconds=asked.run_lease_seconds,
+        store=store,
     )
     engine.start()
     await server.start()

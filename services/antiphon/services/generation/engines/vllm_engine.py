@@ -29,6 +29,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from antiphon.clients.own_thread import in_own_thread
 from antiphon.clients.types import (
     Completion,
     EngineCapabilities,
@@ -250,7 +251,7 @@ class VllmEngine:
         self, write: Callable[[], Path], specs: Sequence[TensorSpec], loaded: LoadedWeights
     ) -> float:
         async def swap() -> float:
-            folder = await asyncio.to_thread(write)
+            folder = await in_own_thread(write)
             async with self._turns.swapping():
                 began = time.monotonic()
                 await self._wake()

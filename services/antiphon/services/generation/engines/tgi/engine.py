@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 from torch import Tensor
 
+from antiphon.clients.own_thread import in_own_thread
 from antiphon.clients.types import (
     Completion,
     EngineCapabilities,
@@ -217,7 +218,7 @@ class TgiEngine:
         self, write: Callable[[], Path], specs: Sequence[TensorSpec], loaded: LoadedWeights
     ) -> float:
         async def swap() -> float:
-            folder = await asyncio.to_thread(write)
+            folder = await in_own_thread(write)
             try:
                 pause = await self._supervisor.replace(folder, loaded)
             except StartError as error:
