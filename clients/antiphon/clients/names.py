@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.own_thread import in_own_thread
 from antiphon.clients.types import FieldError
 
 _DNS = re.compile(r"dns:(?://(?P<server>[^/]*)/)?(?P<host>\[[^\]]+\]|[^:/\[\]]+):(?P<port>\d+)")
@@ -51,7 +52,11 @@ async def resolve(endpoint: Endpoint, *, timeout: float) -> tuple[Endpoint, ...]
     if not is_name(endpoint):
         return (endpoint,)
     if endpoint.address.startswith(_FILE):
-        return await asyncio.to_thread(_listed, endpoint)
+        try:
+            async with asyncio.timeout(timeout):
+                return await in_own_thread(_listed, endpoint)
+        except TimeoutError as error:
+            raise UnresolvedError(endpoint.address, f"it was not read in {timeout:g} s") from error
     match = _DNS.fullmatch(endpoint.address)
     if match is None:
         raise FieldError("address", repr(endpoint.address), '"dns:///name:port"')

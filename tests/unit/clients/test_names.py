@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,3 +108,14 @@ async def test_an_address_stands_for_itself() -> None:
 async def test_a_list_is_no_address_to_call() -> None:
     with pytest.raises(FieldError, match="lists the replicas"):
         open_channel("file:///list")
+
+
+async def test_a_file_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """As one on a network mount may: here a pipe that nobody writes to."""
+    os.mkfifo(pipe := tmp_path / "replicas")
+    before = set(threading.enumerate())
+    with pytest.raises(UnresolvedError, match=r"replicas is not known \(it was not read in 0.05 s"):
+        await resolve(Endpoint(address=f"file://{pipe}"), timeout=0.05)
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    assert [thread.daemon for thread in left] == [True], "the process does not wait for it"
+    os.close(os.open(pipe, os.O_WRONLY))
