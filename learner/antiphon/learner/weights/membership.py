@@ -134,16 +134,30 @@ class Membership:
 
     async def _keep_leases(self) -> None:
         """Call those with weights of this run: they stay its in a long update or a pause."""
-        while True:
-            await asyncio.sleep(RENEW_SECONDS)
-            ours = [replica for replica in self._replicas.live if replica.bound]
-            await asyncio.gather(*(self._renew(r) for r in ours if r.acknowledged.version))
+        renewing = dict[Replica, asyncio.Task[None]]()
+        try:
+            while True:
+                await asyncio.sleep(RENEW_SECONDS)
+                renewing = {r: task for r, task in renewing.items() if not task.done()}
+                for replica in self._replicas.live:
+                    ours = replica.bound and replica.acknowledged.version
+                    if ours and replica not in renewing:
+                        renewing[replica] = self._in_background(
+                            self._renew(replica), f"renewing the lease of {replica.address}"
+                        )
+        finally:
+            for task in renewing.values():
+                task.cancel()
+            await asyncio.gather(*renewing.values(), return_exceptions=True)
 
     async def _renew(self, replica: Replica) -> None:
         try:
             await replica.client.renew_lease(replica.acknowledged, self._timeout)
         except (CallError, ContractError, FieldError) as error:
             logger.info("the lease of %s is not renewed: %s", replica.address, error)
+        except asyncio.CancelledError:  # a channel that is closed cancels its calls too
+            logger.info("the lease of %s is not renewed: its channel is closed", replica.address)
+            raise
 
     async def _pause(self) -> None:
         """Wait for the next look: a while, or until fewer replicas are left than were."""
