@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -38,7 +39,8 @@ async def live_health(
     """Within the block, health is NOT_SERVING while a step of the engine takes too long.
 
     An engine that works gets on with every token, batch and swap, however long its queue is, and an
-    idle one has no step to wait for; only one that stands still in the middle of its work is told.
+    idle one has no step to wait for; only one that stands still in the middle of its work is told,
+    or one that cannot be asked.
     It is SERVING again with its next step.
 
     Args:
@@ -64,20 +66,30 @@ async def _watch(
     limit: float,
     sleep: Callable[[float], Awaitable[object]],
 ) -> None:
-    serving = True
+    serving, seen = True, True
     while True:
         await sleep(min(limit / _LOOKS, _LONGEST_PAUSE_SECONDS))
-        live = (age := engine.seconds_since_step) <= limit
+        try:
+            age = engine.seconds_since_step
+        except Exception:
+            if seen:
+                logger.exception("the engine does not say how it gets on: it counts as standing")
+            age, seen = math.inf, False
+        else:
+            seen = True
+        live = age <= limit
         if live is serving:
             continue
         serving = live
         await set_serving(serving)
         if serving:
             logger.warning("the engine gets on again: health says SERVING")
-        else:
+        elif seen:
             logger.error(
                 "the engine has work and made no step for %.0f s (--step-limit %g): health says "
                 "NOT_SERVING",
                 age,
                 limit,
             )
+        else:
+            logger.error("health says NOT_SERVING")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from antiphon.services.generation.liveness import live_health
 
 LIMIT = 5.0
@@ -12,22 +14,28 @@ LIMIT = 5.0
 class Clock:
     """An engine whose step ages as the watch looks, look by look."""
 
-    def __init__(self, ages: list[float]) -> None:
+    def __init__(self, ages: list[float | Exception]) -> None:
         self._ages = iter(ages)
-        self.seconds_since_step = 0.0
+        self._age: float | Exception = 0.0
         self.looked_at_all = asyncio.Event()
         self.pauses: list[float] = []
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         try:
-            self.seconds_since_step = next(self._ages)
+            self._age = next(self._ages)
         except StopIteration:
             self.looked_at_all.set()
             await asyncio.Event().wait()
 
+    @property
+    def seconds_since_step(self) -> float:
+        if isinstance(self._age, Exception):
+            raise self._age
+        return self._age
 
-async def told(ages: list[float], limit: float | None = LIMIT) -> list[bool]:
+
+async def told(ages: list[float | Exception], limit: float | None = LIMIT) -> list[bool]:
     """What health was told while the ages were seen one after the other."""
     said: list[bool] = []
 
@@ -53,3 +61,12 @@ async def test_busy_and_idle_engines_are_left_alone() -> None:
 
 async def test_without_a_limit_nothing_is_told() -> None:
     assert await told([1e9], limit=None) == []
+
+
+async def test_an_engine_that_cannot_be_asked_is_not_serving_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failure = RuntimeError("the engine's process is gone")
+    assert await told([1.0, failure, failure, 0.5, 0.5]) == [False, True]
+    assert caplog.text.count("RuntimeError: the engine's process is gone") == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING"]
