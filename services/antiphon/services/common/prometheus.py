@@ -8,19 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import (
-    REGISTRY,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    start_http_server,
-)
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from antiphon.services.common.certificates import expiry_seconds
 from antiphon.services.common.errors import StartError
+from antiphon.services.common.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -119,21 +112,12 @@ def serve_metrics(
 ) -> tuple[str, Callable[[], None]]:
     """Serves /metrics over HTTP from a thread; returns the bound "host:port" and what ends it."""
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        server = MetricsServer(host, port, registry)
     except OSError as error:
         raise StartError(
             f"cannot serve metrics on {host}:{port}: {error.strerror or error}; choose another "
             "--metrics-port, 0 for any free one, or --no-metrics"
         ) from error
-
-    def close() -> None:
-        _shut(server)
-        thread.join()
-
+    server.start()
     bound = f"[{host}]" if ":" in host else host
-    return f"{bound}:{server.server_port}", close
-
-
-def _shut(server: WSGIServer) -> None:
-    server.shutdown()
-    server.server_close()
+    return f"{bound}:{server.server_port}", server.stop
