@@ -88,6 +88,8 @@ class Streams(Interceptor):
             async with aclosing(behaviour(request, context)) as answers:
                 async for answer in answers:
                     if not await self._written(answer, context):
+                        # Before the interceptors within end, so that they know how it ended.
+                        context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
                         break
                 else:
                     return

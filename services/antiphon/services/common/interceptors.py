@@ -134,12 +134,12 @@ class Identity(Interceptor):
 
 def _code_name(error: BaseException, context: Context) -> str:
     """How a call that raised ended. The context knows what it was aborted with."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        left = context.time_remaining()
-        late = left is not None and left <= 0
-        return (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
     code = context.code()
     for known in grpc.StatusCode:
         if code in (known, known.value[0]) and known is not grpc.StatusCode.OK:
             return str(known.name)
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        left = context.time_remaining()
+        late = left is not None and left <= 0
+        return (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
     return str(grpc.StatusCode.UNKNOWN.name)

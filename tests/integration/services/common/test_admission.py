@@ -18,6 +18,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
 
 from antiphon.clients.endpoint import open_channel
 from antiphon.services.common.admission import READS_AT_ONCE
@@ -103,8 +104,18 @@ class Serving:
                 await asyncio.sleep(0.01)
 
     def _calls_begun(self) -> float:
-        samples = [sample for metric in self._registry.collect() for sample in metric.samples]
-        return sum(s.value for s in samples if s.name == "grpc_server_started_total")
+        return sum(s.value for s in self._samples() if s.name == "grpc_server_started_total")
+
+    def calls_ended(self, method: str) -> dict[str, float]:
+        """How many of a method's calls have ended, by status."""
+        return {
+            s.labels["grpc_code"]: s.value
+            for s in self._samples()
+            if s.name == "grpc_server_handled_total" and s.labels["grpc_method"] == method
+        }
+
+    def _samples(self) -> list[Sample]:
+        return [sample for metric in self._registry.collect() for sample in metric.samples]
 
     @asynccontextmanager
     async def another_connection(self) -> AsyncIterator[Serving]:
@@ -302,6 +313,7 @@ async def test_a_reader_that_stops_reading_is_let_go_and_holds_nobody_up() -> No
         await asyncio.wait_for(found.server.calls_ended(), 60)
         assert found.servicer.told < 63, "it was sent without having been read"
         assert await found.code(_rest(watch)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert found.calls_ended("WatchRun") == {"RESOURCE_EXHAUSTED": 1}
         assert await found.stop_run() is grpc.StatusCode.OK
 
 
