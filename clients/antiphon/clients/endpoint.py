@@ -13,13 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from antiphon.clients.channel_options import PING_SECONDS, client_options
 from antiphon.clients.renewed_channel import RenewedChannel
+from antiphon.clients.tls_files import read_ca, read_pair
 from antiphon.clients.types import FieldError
 
 Metadata = tuple[tuple[str, str], ...]
 
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "file:///")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_DNS = re.compile(r"dns:(?://(?P<server>[^/]*)/)?(?:\[[^\]]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 _WANTED = '"host:port", "unix:/path" or "dns:///name:port"'
+_DNS_WANTED = (
+    '"dns:///name:port" with a port of 1 to 65535, or "dns://10.0.0.2:53/name:port" with the '
+    "IP address of a DNS server"
+)
 
 
 class Tls(BaseModel):
@@ -102,15 +108,36 @@ class Endpoint(BaseModel):
 
 def check_address(address: str, field: str = "address") -> str:
     """Return `address`; FieldError where it has none of the known forms."""
+    if address.startswith("dns:"):
+        name = _DNS.fullmatch(address)
+        if name is None or not (_is_port(name["port"]) and _is_dns_server(name["server"])):
+            raise FieldError(field, repr(address), _DNS_WANTED)
+        return address
     if address.startswith(_SCHEMES):
         if not address.partition(":")[2].strip("/"):
             raise FieldError(field, repr(address), _WANTED)
         return address
     match = _HOST_PORT.fullmatch(address)
-    if match is None or not 0 < int(match.group(2)) < 65536:
+    if match is None or not _is_port(match.group(2)):
         hint = "; leave http:// out" if "://" in address else ""
         raise FieldError(field, repr(address), _WANTED + hint)
     return address
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 5 and 0 < int(text) < 65536
+
+
+def _is_dns_server(text: str | None) -> bool:
+    """Whether this is an IP address, with a port or without, or nothing: the machine's resolver."""
+    if not text:
+        return True
+    host, colon, port = text.rpartition(":") if text.count(":") == 1 else (text, "", "")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return not colon or _is_port(port)
 
 
 def is_local(address: str) -> bool:
@@ -146,7 +173,8 @@ def open_channel(
             replicas that say they serve it.
 
     Raises:
-        FieldError: The address is of no known form, or a file cannot be read.
+        FieldError: The address is of no known form, or a TLS file cannot be read
+            or is not what it should be.
     """
     endpoint = Endpoint.of(endpoint)
     if endpoint.address.startswith("file:"):
@@ -169,12 +197,15 @@ def open_channel(
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    certificate = key = None
+    if tls.certificate and tls.key:
+        certificate, key = read_pair(
+            tls.certificate, tls.key, certificate_field="tls.certificate", key_field="tls.key"
+        )
     return grpc.ssl_channel_credentials(
-        root_certificates=_read(tls.ca, "tls.ca").encode() if tls.ca else None,
-        private_key=_read(tls.key, "tls.key").encode() if tls.key else None,
-        certificate_chain=(
-            _read(tls.certificate, "tls.certificate").encode() if tls.certificate else None
-        ),
+        root_certificates=read_ca(tls.ca, "tls.ca") if tls.ca else None,
+        private_key=key,
+        certificate_chain=certificate,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from antiphon.clients.tls_files import stamps_of
 from antiphon.clients.types import FieldError
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,14 @@ class RenewedChannel(grpc.aio.Channel):
     def __init__(self, files: Sequence[Path], open_one: Callable[[], grpc.aio.Channel]) -> None:
         self._files = files
         self._open = open_one
-        self._stamps = self._look()
+        self._stamps = stamps_of(self._files)
         self._trouble = ""
         self._channel = open_one()
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     def _now(self) -> grpc.aio.Channel:
         """The channel for the next call."""
-        stamps = self._look()
+        stamps = stamps_of(self._files)
         if stamps != self._stamps:
             try:
                 fresh = self._open()
@@ -56,9 +57,6 @@ class RenewedChannel(grpc.aio.Channel):
                 task.add_done_callback(lambda done: self._closing.pop(done, None))
                 self._stamps = stamps
         return self._channel
-
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(map(_stamp, self._files))
 
     def unary_unary(self, *method: Any, **codecs: Any) -> Any:
         """A method of one request and one answer."""
@@ -101,11 +99,3 @@ class RenewedChannel(grpc.aio.Channel):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -22,6 +22,11 @@ from antiphon.clients.types import FieldError
         "unix:/run/reward.sock",
         "unix:relative.sock",
         "dns:///reward:50061",
+        "dns:reward:50061",
+        "dns:///[::1]:50061",
+        "dns://10.0.0.2/reward:50061",
+        "dns://10.0.0.2:53/reward:50061",
+        "dns://[fd00::2]/reward:50061",
     ],
 )
 def test_known_forms_of_an_address_are_accepted(address: str) -> None:
@@ -47,6 +52,29 @@ def test_other_forms_are_refused_saying_what_is_wanted(address: str) -> None:
         Endpoint.of(address)
     with pytest.raises(ValidationError, match="host:port"):
         Endpoint(address=address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "dns:",
+        "dns:///reward",
+        "dns:///reward:0",
+        "dns:///reward:99999",
+        "dns:///reward:99999999",
+        "dns:///reward:port",
+        "dns://10.0.0.2:abc/reward:50061",
+        "dns://10.0.0.2:99999/reward:50061",
+        "dns://10.0.0.2:/reward:50061",
+        "dns://server:abc/reward:50061",
+        "dns://server/reward:50061",
+    ],
+)
+def test_names_are_refused_where_port_or_dns_server_cannot_be(address: str) -> None:
+    """In the configuration, and not when the name is first looked up."""
+    with pytest.raises(ValidationError, match="IP address of a DNS server") as refused:
+        Endpoint(address=address)
+    assert refused.value.errors()[0]["loc"] == ("address",)
 
 
 def test_a_plain_address_stands_for_an_endpoint_in_settings() -> None:

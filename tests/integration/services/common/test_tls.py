@@ -20,6 +20,7 @@ from tests.support.certificates import (
 )
 
 from antiphon.clients.endpoint import Endpoint, Tls, open_channel
+from antiphon.clients.types import FieldError
 from antiphon.services.common.certificates import expiry_seconds
 from antiphon.services.common.server import Server, ServerSettings, StartError
 
@@ -137,6 +138,81 @@ async def test_a_renewed_certificate_serves_without_a_restart(
         assert await reaches(Endpoint(address=server.address, tls=Tls(ca=new_ca.cert)))
     finally:
         await server.stop(0)
+
+
+def damaged(pem: bytes) -> bytes:
+    """Still with a beginning and an end, and not what it was."""
+    lines = pem.splitlines()
+    return b"\n".join((lines[0], b"!" + lines[1][1:], *lines[2:]))
+
+
+@pytest.mark.parametrize("broken", ["certificate", "key", "key of another", "CA", "gone"])
+async def test_a_broken_file_changes_nothing_on_either_side_and_is_logged_once(
+    tmp_path: Path, ca: CertificateAuthority, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, known = certificate(tmp_path, "server", ca), certificate(tmp_path, "client", ca)
+    own_ca = tmp_path / "own_ca.pem"
+    own_ca.write_bytes(ca.cert.read_bytes())
+    server = server_with(tls_cert=own.cert, tls_key=own.key, tls_client_ca=own_ca)
+    await server.start()
+    tls = Tls(ca=own_ca, certificate=known.cert, key=known.key)
+    good = Endpoint(
+        address=server.address, tls=tls.model_copy(update={"ca": ca.cert, **copies(known)})
+    )
+    pairs = (own, known)
+    texts = {path: path.read_bytes() for pair in pairs for path in (pair.cert, pair.key)}
+    texts[own_ca] = own_ca.read_bytes()
+    changes: dict[str, dict[Path, bytes | None]] = {
+        "certificate": {pair.cert: damaged(texts[pair.cert]) for pair in pairs},
+        "key": {pair.key: damaged(texts[pair.key]) for pair in pairs},
+        "key of another": {own.key: texts[known.key], known.key: texts[own.key]},
+        "CA": {own_ca: damaged(texts[own_ca])},
+        "gone": {own.cert: None, known.cert: None},
+    }
+    try:
+        async with open_channel(Endpoint(address=server.address, tls=tls)) as channel:
+            stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+            await stub.Check(request, timeout=20)
+            for path, content in changes[broken].items():
+                if content is None:
+                    path.unlink()
+                else:
+                    path.write_bytes(content)
+            for _ in range(2):
+                await stub.Check(request, timeout=20)
+                assert await reaches(good)
+        told = [record for record in caplog.records if "from before is used" in record.message]
+        kept = [record for record in caplog.records if "in use stays" in record.message]
+        assert (len(told), len(kept)) == (1, 1)
+        assert not any(record.exc_info for record in caplog.records)
+        for path, content in texts.items():
+            path.write_bytes(content)
+        assert await reaches(Endpoint(address=server.address, tls=tls))
+    finally:
+        await server.stop(0)
+
+
+def copies(pair: Certificate) -> dict[str, Path]:
+    """Files of the same content, which stay as they are."""
+    made = {"certificate": pair.cert, "key": pair.key}
+    for field, path in made.items():
+        made[field] = path.with_name(f"copy_of_{path.name}")
+        made[field].write_bytes(path.read_bytes())
+    return made
+
+
+async def test_files_that_do_not_fit_are_refused_at_the_start(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
+    own, other = certificate(tmp_path, "server", ca), certificate(tmp_path, "other", ca)
+    with pytest.raises(StartError, match=r"--tls-cert: .*server.*--tls-key .*other"):
+        await server_with(tls_cert=own.cert, tls_key=other.key).start()
+    with pytest.raises(FieldError, match=r"tls.certificate: .*server.*tls.key .*other"):
+        open_channel(
+            Endpoint(address="a:1", tls=Tls(ca=ca.cert, certificate=own.cert, key=other.key))
+        )
+    with pytest.raises(FieldError, match=r"tls.ca: .*CA certificates"):
+        open_channel(Endpoint(address="a:1", tls=Tls(ca=own.key)))
 
 
 async def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
