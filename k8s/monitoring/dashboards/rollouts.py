@@ -28,6 +28,7 @@ def dashboard() -> Dashboard:
         "How answers come about: the trees that grow, and who samples them how fast.",
         {
             "Trees": _trees(),
+            "Replicas": _replicas(),
             "Throughput": _throughput(),
             "Latency": _latency(),
             "Batches and cache": _batches(),
@@ -63,6 +64,34 @@ def _trees() -> list[object]:
             "none",
             Query(f"60 * sum({rate('antiphon_learner_prompts_trained_total')})", "trained"),
             Query(f"60 * sum({rate('antiphon_learner_prompts_skipped_total')})", "skipped"),
+        ),
+    ]
+
+
+def _replicas() -> list[object]:
+    replicas = select("antiphon_learner_replicas", AGENT)
+    changes = rate("antiphon_learner_replica_changes_total", AGENT)
+    moved = rate("antiphon_learner_chunks_moved_total", AGENT)
+    return [
+        graph(
+            "Replicas by state",
+            "Generation replicas that the learner asks: serving, behind (their weights are too "
+            "old to be asked), or left out.",
+            "none",
+            Query(f"sum by (agent, state) ({replicas})", "agent {{agent}} {{state}}"),
+        ),
+        graph(
+            "Changes of replicas",
+            "Per minute: who joined, left, was lost, came back or fell behind.",
+            "none",
+            Query(f"60 * sum by (agent, change) ({changes})", "agent {{agent}} {{change}}"),
+        ),
+        graph(
+            "Chunks moved",
+            "Per minute: chunks of prompts that another replica was asked for again. Now and then "
+            "is fine; many cost time.",
+            "none",
+            Query(f"60 * sum by (agent) ({moved})", OF_AGENT),
         ),
     ]
 
