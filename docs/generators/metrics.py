@@ -16,6 +16,10 @@ from antiphon.learner.record.metrics import learner_metrics
 from antiphon.services.common.prometheus import certificate_expiry, rpc_metrics, tell_build
 from antiphon.services.generation.metrics import generation_metrics
 
+OF_CALLS = ("grpc_client_", "antiphon_client_")
+"""Of whoever has a client."""
+OF_LEARNER = "antiphon_learner_"
+
 HEADER = """# Metrics
 
 Generated from the registered metrics by `make docs`; do not edit.
@@ -138,13 +142,14 @@ def page() -> str:
     rpc_metrics(every)
     tell_build("docs", every)
     certificate_expiry(every)
-    calls = [metric for metric in metrics(REGISTRY) if is_of_calls(metric)]
-    functions = [metric for metric in metrics(REGISTRY) if not is_of_calls(metric)]
+    calls = [metric for metric in metrics(REGISTRY) if is_of(metric, *OF_CALLS)]
+    replicas = [metric for metric in metrics(REGISTRY) if is_of(metric, OF_LEARNER)]
+    functions = [m for m in metrics(REGISTRY) if not is_of(m, *OF_CALLS, OF_LEARNER)]
     sections: dict[str, Iterable[MetricWrapperBase]] = {
         "Every process": metrics(every),
         "Generation service": metrics(generation),
         "Reward and transition services": functions,
-        "Learner": metrics(learner),
+        "Learner": [*metrics(learner), *replicas],
         "Learner, of its calls": calls,
     }
     tables = [f"### {title}\n\n{table(of_section)}\n" for title, of_section in sections.items()]
@@ -168,9 +173,9 @@ def table(of_section: Iterable[MetricWrapperBase]) -> str:
     return "\n".join(rows)
 
 
-def is_of_calls(metric: MetricWrapperBase) -> bool:
-    """Whether a metric is one that every client has."""
-    return metric.describe()[0].name.startswith(("grpc_client_", "antiphon_client_"))
+def is_of(metric: MetricWrapperBase, *prefixes: str) -> bool:
+    """Whether a metric's name begins with one of these."""
+    return metric.describe()[0].name.startswith(prefixes)
 
 
 def metrics(registry: CollectorRegistry) -> Iterator[MetricWrapperBase]:

@@ -15,7 +15,13 @@ from antiphon.learner.config.run_file import load_run_config
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "examples/*.md", "examples/reward_service_node/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/runbooks/*.md",
+        "examples/*.md",
+        "examples/reward_service_node/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -23,7 +29,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Subcommands by name; everything else after `antiphon` is an argument of one of these.
 COMMANDS = {"train", "watch", "serve", "check", "report", "rollouts", "checkpoint", "evaluate"}
-COMMANDS |= {"generation", "reward", "transition"}
+COMMANDS |= {"doctor", "generation", "reward", "transition"}
 
 
 def anchors(page: Path) -> set[str]:
@@ -66,6 +72,7 @@ def test_every_antiphon_command_and_option_exists(name: str) -> None:
             continue
         split = next((i for i, word in enumerate(words[1:], 1) if word not in COMMANDS), len(words))
         subcommand = words[1:split][:2]
+        assert subcommand, f"{name}: `{line}`: no command {words[1]}"
         text = help_of(*subcommand)
         for option in [word.partition("=")[0] for word in words if word.startswith("--")]:
             assert option in text, f"{name}: `{line}`: no option {option} in:\n{text}"
