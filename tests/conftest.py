@@ -9,11 +9,13 @@ from typing import Any
 
 # Before torch or tokenizers are imported: two spinning thread pools on two cores take ten times
 # as long, a fork after tokenizers' threads have started may hang, no test may reach for a hub.
+# Libraries keep their log lines to themselves.
 os.environ.update(
     OMP_NUM_THREADS="1",
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
     TRANSFORMERS_VERBOSITY="error",
+    GRPC_VERBOSITY="ERROR",
 )
 
 import pytest
