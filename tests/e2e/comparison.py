@@ -108,6 +108,7 @@ def run_and_compare(
             clip_ratio_low=settings.clip,
             clip_ratio_high=settings.clip,
             advantage_normalization=settings.normalize,
+            adam_epsilon=settings.adam_epsilon,
             wire_dtype="float32",
             logging_steps=1,
             seed=7,

@@ -41,6 +41,7 @@ class Settings:
     importance_ratio: bool = True
     clip: float = 0.2
     weight_decay: float = 0.01
+    adam_epsilon: float = 1e-8
     normalize: bool = True
 
 
@@ -220,8 +221,9 @@ def logprobs(
 class AdamW:
     """Decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), float64."""
 
-    def __init__(self, parameters: list[torch.Tensor], rate: float, decay: float) -> None:
-        self.parameters, self.rate, self.decay = parameters, rate, decay
+    def __init__(self, parameters: list[torch.Tensor], settings: Settings) -> None:
+        self.parameters, self.epsilon = parameters, settings.adam_epsilon
+        self.rate, self.decay = settings.learning_rate, settings.weight_decay
         self.first = [torch.zeros_like(p) for p in parameters]
         self.second = [torch.zeros_like(p) for p in parameters]
         self.steps = 0
@@ -234,7 +236,7 @@ class AdamW:
             v.mul_(0.999).add_(0.001 * g * g)
             m_hat = m / (1 - 0.9**self.steps)
             v_hat = v / (1 - 0.999**self.steps)
-            p.sub_(self.rate * self.decay * p).sub_(self.rate * m_hat / (v_hat.sqrt() + 1e-8))
+            p.sub_(self.rate * self.decay * p).sub_(self.rate * m_hat / (v_hat.sqrt() + self.epsilon))
 
 
 class Agent:
@@ -244,7 +246,7 @@ class Agent:
         self.index, self.settings = index, settings
         self.model = copy.deepcopy(model).double().eval()
         self.parameters: list[torch.Tensor] = list(self.model.parameters())
-        self.optimizer = AdamW(self.parameters, settings.learning_rate, settings.weight_decay)
+        self.optimizer = AdamW(self.parameters, settings)
         self.buffer: list[Group] = []
         self.steps: list[Step] = []
         self.published = [copy.deepcopy(self.model)]
