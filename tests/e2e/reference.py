@@ -236,7 +236,9 @@ class AdamW:
             v.mul_(0.999).add_(0.001 * g * g)
             m_hat = m / (1 - 0.9**self.steps)
             v_hat = v / (1 - 0.999**self.steps)
-            p.sub_(self.rate * self.decay * p).sub_(self.rate * m_hat / (v_hat.sqrt() + self.epsilon))
+            p.sub_(self.rate * self.decay * p).sub_(
+                self.rate * m_hat / (v_hat.sqrt() + self.epsilon)
+            )
 
 
 class Agent:
