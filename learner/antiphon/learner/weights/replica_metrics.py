@@ -28,9 +28,10 @@ DELIVERED = Counter(
 )
 CHANGES = Counter(
     "antiphon_learner_replica_changes_total",
-    "Replicas that joined, left, were lost, came back, or fell behind.",
+    "Replicas that joined, left, drained, were lost, returned, or fell behind.",
     ("agent", "change"),
 )
+_CHANGES_COUNTED = ("joined", "left", "drained", "lost", "returned", "behind")
 CHUNKS_MOVED = Counter(
     "antiphon_learner_chunks_moved_total",
     "Chunks of prompts that another replica was asked for again.",
@@ -49,6 +50,13 @@ class Told(Protocol):
 def slot(place: int) -> str:
     """The label of the replica at a place, of few values."""
     return str(place) if place < SHOWN else "others"
+
+
+def count_from_zero(agent: int) -> None:
+    """Have an agent's counters there before the first change, so that the first one is a rise."""
+    for change in _CHANGES_COUNTED:
+        CHANGES.labels(str(agent), change)
+    CHUNKS_MOVED.labels(str(agent))
 
 
 def tell_replicas(agent: int, replicas: Sequence[Told]) -> None:

@@ -29,6 +29,7 @@ from antiphon.learner.weights.replica_metrics import (
     CHANGES,
     DELIVERED,
     SHOWN,
+    count_from_zero,
     slot,
     tell_replicas,
 )
@@ -163,6 +164,7 @@ class Replicas:
         self._lease = lease or LeaseWait(agent)
         self.absence = Absence(self, note)
         self._change = asyncio.Event()
+        count_from_zero(agent)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(tuple(self._replicas))

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 
 from antiphon.clients.errors import CallError
 from antiphon.learner.weights.replicas import Absence, Replica, Replicas
@@ -91,3 +92,16 @@ def test_one_fixed_address_is_waited_for_but_nobody_else_is_expected() -> None:
     assert Replicas([one], patience=600).elastic
     assert Replicas([one, two], patience=600, grow=False).elastic
     assert not Replicas([one, two]).elastic
+
+
+def test_what_may_happen_to_replicas_is_counted_from_zero() -> None:
+    Replicas(agent=61)
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(
+            f"antiphon_learner_{name}_total", {"agent": "61", **labels}
+        )
+
+    changes = ("joined", "left", "drained", "lost", "returned", "behind")
+    assert {c: value("replica_changes", change=c) for c in changes} == dict.fromkeys(changes, 0.0)
+    assert value("chunks_moved") == 0.0
