@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("kill", "stop", "restart", "slow", "cut", "corrupt", 
 OF_THE_LEARNER: tuple[Kind, ...] = ("kill", "stop", "restart", "flood")
 """Its connections are the services', so slow, cut and corrupted bytes are theirs."""
 
-SHARE_OF_RUN = 0.4
+SHARE_OF_RUN = 0.25
 """Of the bytes of a calm run, how many the faults wait for, all together.
 
 The run gets on while a victim is waited for, too.

@@ -33,7 +33,7 @@ from antiphon.services.common.tensors import tensor_specs, wire_tensors
 
 FAULTS = int(os.environ.get("FAULTS", "20"))
 SEED = int(os.environ.get("SEED", "1"))
-EPOCHS = max(2, FAULTS // 5)
+EPOCHS = max(2, FAULTS // 4)
 SECONDS = 120 + 10 * FAULTS
 GROWTH_BYTES = 24 << 20
 MORE_FILES = 4
