@@ -25,8 +25,6 @@ from antiphon.learner.policy.reference import Reference
 from antiphon.services.common.lora import SCALING
 
 TWO_RANKS = ["plain", "bf16-wire", "small-steps", "reference-kl", "lora", "lora-bf16-wire"]
-LOGPROBS = 10.0
-"""Size of the log-probabilities of these models."""
 STEPS = "tests.integration.learner.distributed.sharded_steps"
 
 
@@ -45,12 +43,14 @@ def alone(name: str, folder: Path) -> Policy:
     return Policy(0, source.load(), case.settings, wire_dtype=case.wire)
 
 
-def assert_same(got: Mapping[str, Any], wanted: Mapping[str, Any], within: float) -> None:
-    """Numbers within a share of their size; gaps are differences of numbers of size `LOGPROBS`."""
+def assert_same(
+    got: Mapping[str, Any], wanted: Mapping[str, Any], within: float, logprobs: float
+) -> None:
+    """Numbers within a share of their size; gaps are differences of numbers of size `logprobs`."""
     assert got.keys() == wanted.keys()
     for key, value in wanted.items():
         if isinstance(value, float):
-            size = LOGPROBS if key.startswith("logprob_gap") else 1.0
+            size = logprobs if key.startswith("logprob_gap") else 1.0
             assert got[key] == pytest.approx(value, rel=within, abs=within * size), key
         else:
             assert got[key] == value, key
@@ -69,7 +69,7 @@ def assert_as_alone(folder: Path, name: str, *, within: float = 1e-6) -> None:
     reference = Reference(0, policy.model, None, policy.wire_dtype)
     told = json.loads((folder / f"{name}.json").read_text())
     for step, got in enumerate(told["steps"]):
-        assert_same(got, asdict(policy.step(*minibatches_of(step))), within)
+        assert_same(got, asdict(policy.step(*minibatches_of(step))), within, CASES[name].logprobs)
     assert told["optimizer_steps"] == policy.optimizer_steps
     wire = policy.wire_tensors()
     assert_same_weights(load_file(folder / f"{name}.safetensors"), wire, within)
