@@ -58,3 +58,59 @@ def test_it_goes_on_where_it_stood() -> None:
     second.load_state_dict(first.state_dict())
     second.observe({METRIC: 0.6})
     assert second.reason is not None
+
+
+def resumed(rule: StopRule, before: EarlyStop) -> EarlyStop:
+    stop = EarlyStop(rule)
+    stop.load_state_dict(before.state_dict())
+    return stop
+
+
+def test_a_run_that_had_ended_goes_on_under_a_rule_that_is_not_met() -> None:
+    ended = after(StopRule(METRIC, value=0.5), 0.1, 0.6)
+    assert resumed(StopRule(METRIC, value=0.5), ended).reason == f"{METRIC} is 0.6, at least 0.5"
+    further = resumed(StopRule(METRIC, value=0.9), ended)
+    assert further.reason is None
+    further.observe({METRIC: 0.95})
+    assert further.reason == f"{METRIC} is 0.95, at least 0.9"
+    patient = after(StopRule(METRIC, patience=2), 1.0, 0.9, 0.8)
+    assert resumed(StopRule(METRIC, patience=2), patient).reason is not None
+    more = resumed(StopRule(METRIC, patience=3), patient)
+    assert more.reason is None
+    more.observe({METRIC: 0.7})
+    assert more.reason is not None
+    assert "better than 1 for 3 rows" in more.reason
+
+
+def test_a_rule_that_is_met_already_ends_the_resumed_run() -> None:
+    assert resumed(StopRule(METRIC, value=0.5), after(StopRule(METRIC, value=0.9), 0.6)).reason
+    fell = after(StopRule(METRIC, value=0.9), 0.6, 0.4)  # the last row counts, not the best
+    assert resumed(StopRule(METRIC, value=0.5), fell).reason is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        StopRule("turn_1/reward_mean", patience=1),
+        StopRule(METRIC, patience=1, larger_is_better=False),
+    ],
+)
+def test_another_metric_or_mode_begins_anew(rule: StopRule) -> None:
+    stop = resumed(rule, after(StopRule(METRIC, patience=1), 0.5, 0.4))
+    assert (stop.seen, stop.reason) == (False, None)
+    stop.observe({rule.metric: 0.9})
+    assert (stop.best, stop.rows_since_best, stop.reason) == (0.9, 0, None)
+
+
+def test_a_state_of_an_earlier_version_is_taken() -> None:
+    """It has no metric, mode or last value, but the reason under the rule of then."""
+    ended = {"best": 0.6, "rows_since_best": 0, "reason": "it is 0.6, at least 0.5"}
+    met, unmet = EarlyStop(StopRule(METRIC, value=0.5)), EarlyStop(StopRule(METRIC, value=0.9))
+    met.load_state_dict(ended)
+    unmet.load_state_dict(ended)
+    assert (met.reason, unmet.reason) == (f"{METRIC} is 0.6, at least 0.5", None)
+    waited = EarlyStop(StopRule(METRIC, value=0.5, patience=3))
+    waited.load_state_dict({"best": 0.6, "rows_since_best": 2, "reason": None})
+    assert waited.reason is None
+    waited.observe({METRIC: 0.4})
+    assert waited.reason is not None
