@@ -24,6 +24,10 @@ _TREES = "trees, and the nodes that wait in the buffers, would have another shap
 _SAMPLING = "completions before and after would be drawn from different distributions"
 _ENDS = "when a run ends does not touch the weights until then"
 _FROM_HERE = "it holds from the next optimiser step on"
+_SCHEDULE = (
+    "without lr_total_steps, linear, cosine and warmup_ratio follow the new number of optimiser "
+    "steps from there on, so the learning rate may jump"
+)
 _MOMENTS = "the moments in the checkpoint were made with the other value"
 _PROMPTS = "agents would be asked other prompts than so far"
 _ORDER = "the checkpoint says how many rows were trained, in the other order"
@@ -74,8 +78,8 @@ FREE: Mapping[str, str] = {
 """Fields of `[magrpo]` that may change without a word, and why."""
 
 NOTED: Mapping[str, str] = {
-    "num_train_epochs": "the run goes on to the new number of epochs",
-    "max_steps": "the run goes on to the new number of optimiser steps",
+    "num_train_epochs": f"the run goes on to the new number of epochs; {_SCHEDULE}",
+    "max_steps": f"the run goes on to the new number of optimiser steps; {_SCHEDULE}",
     "agent_learning_rate": _FROM_HERE,
     "lr_scheduler_type": _FROM_HERE,
     "lr_min_ratio": _FROM_HERE,
