@@ -158,14 +158,17 @@ def rollout(
     reward: Callable[..., Any] = script.reward,
     transition: Callable[..., Any] = script.our_transition,
     policies: Sequence[Policy | None] = (),
+    reward_batch_size: int = 1,
+    shape: RolloutShape | None = None,
 ) -> Rollout:
-    """The rollout of a case."""
+    """The rollout of a case; `shape` is that of its evaluations."""
     config = settings_of(case)
     said = answers or (script.even_completion if case.even else script.completion)
     engine_models = [None if one is None else one.model for one in policies]
     engine_models = engine_models or [None] * case.num_agents
     return Rollout(
-        RolloutShape(
+        shape
+        or RolloutShape(
             num_agents=case.num_agents,
             num_generations=case.num_generations,
             num_turns=case.num_turns,
@@ -175,10 +178,11 @@ def rollout(
         ),
         generators=[ScriptedEngine(tokenizer, said, model) for model in engine_models],
         scorer=RewardScorer(
-            Rewards(reward, case.num_agents),
+            Rewards(reward, case.num_agents, reward_batch_size),
             run_id="parity",
             timeout=10.0,
             failures_are_missing=False,
+            drop_missing=True,
             one_at_a_time=False,
             processor=script.reward_processor if reward is script.reward else None,
             on_main_thread=on_main_thread,
@@ -270,6 +274,9 @@ def _record(case: Case, config: MAGRPOConfig) -> Iterator[_Record]:
         yield _Record(RunFolder.create(Path(directory), "parity"), case, config)
 
 
+_OF_ROLLOUT = ("answers", "reward", "reward_batch_size", "transition")
+
+
 async def _run(case: Case, discount: float, given: Mapping[str, Any]) -> Ran:
     config = settings_of(case, discount)
     policies: Sequence[Policy | None] = given.get("policies") or [None] * case.num_agents
@@ -279,7 +286,7 @@ async def _run(case: Case, discount: float, given: Mapping[str, Any]) -> Ran:
         case,
         given.get("tokenizer") or models.tokenizer(),
         policies=policies,
-        **{k: given[k] for k in ("answers", "reward", "transition") if k in given},
+        **{k: given[k] for k in _OF_ROLLOUT if k in given},
     )
     watched = [Watched(one) for one in policies]
     buffers = [
@@ -322,8 +329,8 @@ async def _run(case: Case, discount: float, given: Mapping[str, Any]) -> Ran:
 def run(case: Case, *, discount: float = 1.0, **given: Any) -> Ran:
     """Run a case.
 
-    `given`: tokenizer, answers, reward, transition, policies, references; `track` writes the
-    metrics; `roots` are trees that the same case of another mode grew.
+    `given`: tokenizer, answers, reward, reward_batch_size, transition, policies, references; `track`
+    writes the metrics; `roots` are trees that the same case of another mode grew.
     """
     return asyncio.run(_run(case, discount, given))
 

@@ -16,6 +16,7 @@ from tests.support.models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphon.clients.errors import CallError
+from antiphon.clients.types import FieldError
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 from antiphon.learner.run.children import ChildError
 
@@ -198,6 +199,25 @@ def test_a_reward_that_fails_is_missing_where_that_is_configured(tmp_path: Path)
     rows = run_folders.metrics(trainer.run_directory)
     assert run_folders.total(rows, "turn_1/missing_rewards") == 1
     assert len(calls) == 4
+
+
+def test_a_missing_reward_ends_the_run_where_that_is_configured(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def unsure(a: list[str], b: list[str]) -> list[float | None]:
+        calls.append(1)
+        return [None if len(calls) == 2 else 1.0]
+
+    trainer = trainer_of(
+        tmp_path, reward_func=unsure, args=CONFIG.replace(on_missing_score="stop", num_turns=1)
+    )
+    said = r"reward of joint action train/1/0/1 of turn 1: got none \(.*on_missing_score is 'stop'"
+    with pytest.raises(FieldError, match=said):
+        trainer.train()
+    assert trainer.run_directory is not None
+    summary = json.loads((trainer.run_directory / "summary.json").read_text())
+    assert summary["state"] == "failed"
+    assert "train/1/0/1 of turn 1" in summary["error"]
 
 
 def test_a_reward_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None:

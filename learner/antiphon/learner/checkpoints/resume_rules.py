@@ -58,6 +58,7 @@ FREE: Mapping[str, str] = {
     "best_metric": _EVALUATION,
     "best_mode": _EVALUATION,
     "on_score_failure": "it says what a failure does, not how a reward is used",
+    "on_missing_score": "it says what a missing reward does, not how a reward is used",
     "reward_batch_size": "a reward depends on its joint action alone",
     "score_timeout": _SERVICES,
     "transition_timeout": _SERVICES,

@@ -32,6 +32,7 @@ LossNormalization = Literal["sequence", "token", "constant"]
 LogprobSupport = Literal["sampled", "full"]
 ReferenceKlMode = Literal["return", "loss"]
 ScoreFailure = Literal["stop", "missing"]
+MissingScore = Literal["drop", "stop"]
 EvalMode = Literal["path", "tree"]
 BestMode = Literal["max", "min"]
 ParallelTraining = Literal["none", "mp"]
@@ -213,6 +214,9 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
     a copy of each policy's published weights, in `wire_dtype`, in the learner's memory."""
     on_score_failure: ScoreFailure = "stop"
     """A reward that fails stops the run, or counts as missing."""
+    on_missing_score: MissingScore = "drop"
+    """A joint action whose reward is missing, or no finite number, is dropped while the others of
+    its group train, or stops the run. ``"stop"`` wants `on_score_failure` to be so too."""
     reward_batch_size: int = Field(default=1, ge=1)
     """Joint actions of a node per call of a reward function given in a script or in `[reward]`."""
     score_timeout: Seconds = 300.0
@@ -299,6 +303,16 @@ class MAGRPOConfig(OptimizationConfig, PromptConfig):
             raise ValueError(
                 f"compute_dtype: got 'bfloat16' with wire_dtype {self.wire_dtype!r}, wanted "
                 "wire_dtype 'bfloat16': weights are computed with exactly as they are on the wire"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stop_at_failures_too(self) -> Self:
+        if self.on_missing_score == "stop" and self.on_score_failure != "stop":
+            raise ValueError(
+                f"on_missing_score: got 'stop' with on_score_failure {self.on_score_failure!r}, "
+                "wanted on_score_failure 'stop', or 'drop': a reward that fails would count as "
+                "missing, and stop the run all the same"
             )
         return self
 

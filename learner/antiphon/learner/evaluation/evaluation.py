@@ -73,7 +73,8 @@ class Evaluator:
         Raises:
             CallError: A call failed for good; a failed score only where `on_score_failure` says
                 stop.
-            FieldError: A row cannot be carried as it is, or a user function gave something odd.
+            FieldError: A row cannot be carried as it is, a user function gave something odd, or a
+                reward is missing where `on_missing_score` says stop.
         """
         start = time.monotonic()
         tasks: list[EvaluatedTask] = []

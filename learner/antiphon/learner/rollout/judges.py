@@ -48,6 +48,7 @@ async def open_judges(
         run_id=run_id,
         timeout=_deadline(setup, config.score_timeout, setup.reward),
         failures_are_missing=config.on_score_failure == "missing",
+        drop_missing=config.on_missing_score == "drop",
         one_at_a_time=not isinstance(setup.reward, Endpoint),
         processor=setup.reward_processor,
         on_main_thread=on_main_thread,

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from antiphon.clients.reward import why_unusable
-from antiphon.clients.types import JointAction, Score, ScoredJointAction, Task, TransitionResult
+from antiphon.clients.types import (
+    FieldError,
+    JointAction,
+    Score,
+    ScoredJointAction,
+    Task,
+    TransitionResult,
+)
 from antiphon.learner.rollout.shared_calls import SharedCalls
 
 RewardProcessor = Callable[[float], Any]
@@ -62,6 +69,7 @@ class RewardScorer:
         timeout: Seconds per call.
         failures_are_missing: Whether a call that failed for good (exception of the user's function,
             deadline, retries used up) makes its scores missing, or stops the run.
+        drop_missing: Whether joint actions may be without a reward, or one that is stops the run.
         one_at_a_time: Whether the service works on one call at a time. Nodes then share calls,
             unless a failed one would take the scores of all of them.
         processor: The user's reward processor, one raw value to one reward; None leaves it.
@@ -75,6 +83,7 @@ class RewardScorer:
         run_id: str,
         timeout: float,
         failures_are_missing: bool,
+        drop_missing: bool,
         one_at_a_time: bool,
         processor: RewardProcessor | None,
         on_main_thread: OnMainThread,
@@ -83,6 +92,7 @@ class RewardScorer:
         self._run_id = run_id
         self._timeout = timeout
         self._failures_are_missing = failures_are_missing
+        self._drop_missing = drop_missing
         self._processor = processor
         self._on_main_thread = on_main_thread
         shared = one_at_a_time and not failures_are_missing
@@ -91,7 +101,12 @@ class RewardScorer:
     async def score(
         self, task: Task, joint_actions: Sequence[JointAction]
     ) -> list[tuple[Score, float | None]]:
-        """Score and reward (None where missing) of each joint action, in the order asked."""
+        """Score and reward (None where missing) of each joint action, in the order asked.
+
+        Raises:
+            CallError: A call failed for good, where that does not make its scores missing.
+            FieldError: A reward is missing, where that stops the run.
+        """
         if self._shared is not None:
             scores = await self._shared.score(task, joint_actions)
         else:
@@ -103,7 +118,23 @@ class RewardScorer:
                 lambda: [None if v is None else _processed(processor, v) for v in values],
                 f"reward_processor {_name(processor)}",
             )
+        if not self._drop_missing:
+            for action, score, value in zip(joint_actions, scores, values, strict=True):
+                if value is None:
+                    raise self._missing(action, score)
         return list(zip(scores, values, strict=True))
+
+    def _missing(self, action: JointAction, score: Score) -> FieldError:
+        if score.value is None:
+            got = f"none ({score.missing_reason})"
+        else:
+            got = f"none (the score is {score.value:g}, for which the reward processor gave none)"
+        return FieldError(
+            f"reward of joint action {action.id} of turn {action.turn}",
+            got,
+            "a finite number, since on_missing_score is 'stop': mend what gives the reward, or set "
+            "on_missing_score to 'drop' to train its group without it",
+        )
 
     async def _call(
         self, tasks: Sequence[Task], joint_actions: Sequence[JointAction], nodes: int

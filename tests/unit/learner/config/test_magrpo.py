@@ -117,6 +117,7 @@ def test_none_turns_early_termination_off() -> None:
         ("seed", -1),
         ("score_timeout", 0),
         ("on_score_failure", "ignore"),
+        ("on_missing_score", "fail"),
     ],
 )
 def test_a_bad_value_is_refused_by_field_and_value(name: str, value: object) -> None:
@@ -135,6 +136,13 @@ def test_the_watchdog_outlasts_every_deadline() -> None:
     assert MAGRPOConfig(progress_timeout=None, score_timeout=7200).progress_timeout is None
     with pytest.raises(ValidationError, match="got 900, wanted more than generate_timeout"):
         MAGRPOConfig(progress_timeout=900)
+
+
+def test_what_stops_at_a_missing_reward_stops_at_one_that_fails() -> None:
+    assert MAGRPOConfig(on_score_failure="missing").on_missing_score == "drop"
+    assert MAGRPOConfig(on_missing_score="stop").on_score_failure == "stop"
+    with pytest.raises(ValidationError, match="'stop' with on_score_failure 'missing', wanted"):
+        MAGRPOConfig(on_missing_score="stop", on_score_failure="missing")
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:

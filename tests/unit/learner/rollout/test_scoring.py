@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from antiphon.clients.types import AgentAction, JointAction, Phase, Score, Task
+from antiphon.clients.types import AgentAction, FieldError, JointAction, Phase, Score, Task
 from antiphon.learner.rollout.scoring import RewardScorer
 
 TASK = Task("row-0", {"prompt": "x"})
@@ -40,13 +41,19 @@ async def inline(function: Callable[[], Any], what: str) -> Any:
 
 
 def scorer(
-    client: Client, *, missing: bool = False, one_at_a_time: bool = False, processor: Any = None
+    client: Client,
+    *,
+    missing: bool = False,
+    drop: bool = True,
+    one_at_a_time: bool = False,
+    processor: Any = None,
 ) -> RewardScorer:
     return RewardScorer(
         client,
         run_id="run",
         timeout=7,
         failures_are_missing=missing,
+        drop_missing=drop,
         one_at_a_time=one_at_a_time,
         processor=processor,
         on_main_thread=inline,
@@ -80,6 +87,39 @@ async def test_a_node_has_its_own_call_where_a_failed_one_makes_scores_missing()
     asking = scorer(client, one_at_a_time=True, missing=True)
     await asyncio.gather(*(asking.score(TASK, [action]) for action in ACTIONS))
     assert [call["timeout"] for call in client.asked] == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("processor", "got"),
+    [
+        (None, "none (why)"),
+        (
+            lambda value: math.nan if value == 1 else value,
+            "none (the score is 1, for which the reward processor gave none)",
+        ),
+    ],
+)
+async def test_a_missing_reward_stops_the_run_where_none_may_be(processor: Any, got: str) -> None:
+    asking = scorer(Client([1.0, None, 3.0]), drop=False, processor=processor)
+    action = "j0" if processor else "j1"
+    said = re.escape(f"reward of joint action {action} of turn 1: got {got}, wanted a finite")
+    with pytest.raises(FieldError, match=f"{said}.*set on_missing_score to 'drop'"):
+        await asking.score(TASK, ACTIONS)
+    whole = await scorer(Client([1.0, 2.0, 3.0]), drop=False).score(TASK, ACTIONS)
+    assert [reward for _, reward in whole] == [1.0, 2.0, 3.0]
+
+
+async def test_a_missing_reward_of_a_shared_call_is_told_of_its_own_node() -> None:
+    client = Client([1.0, None, 3.0])
+    asking = scorer(client, drop=False, one_at_a_time=True)
+    whole, lacking = await asyncio.gather(
+        asking.score(TASK, ACTIONS[:1]), asking.score(TASK, ACTIONS[1:]), return_exceptions=True
+    )
+    assert len(client.asked) == 1
+    assert isinstance(whole, list)
+    assert [reward for _, reward in whole] == [1.0]
+    assert isinstance(lacking, FieldError)
+    assert lacking.field == "reward of joint action j1 of turn 1"
 
 
 async def test_the_processor_sees_every_value_and_the_raw_score_stays() -> None:
