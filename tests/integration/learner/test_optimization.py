@@ -92,7 +92,9 @@ def test_a_metric_ends_the_run(tmp_path: Path) -> None:
     assert (told["state"], told["optimizer_steps"]) == ("finished", [2, 2])
 
 
-def test_a_run_in_which_nothing_trains_ends_and_says_why(tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_trains_ends_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """S11: equal rewards, two dead groups a prompt; it does not go on for its nine epochs."""
     trainer = trainer_of(
         tmp_path,
@@ -103,6 +105,9 @@ def test_a_run_in_which_nothing_trains_ends_and_says_why(tmp_path: Path) -> None
     trainer.train()
     told = summary(trainer)
     assert (told["state"], told["optimizer_steps"], told["prompts"]) == ("finished", [0, 0], 3)
+    said = capsys.readouterr().err
+    assert "the run ends early: dead_groups_limit: the last 6 groups were dead" in said
+    assert "look at the rewards" in said
     for agent, old in zip(trainer.agents, before, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(agent.parameters(), old, strict=True))
 
