@@ -30,7 +30,8 @@ class DatasetSettings(BaseModel):
     prompts: tuple[str, ...] = ()
     """Prompts themselves, one task each."""
     columns: Mapping[str, str] = Field(default_factory=dict)
-    """Renames columns: new name to name in the data, as ``{prompt = "question"}``."""
+    """Renames columns: new name to name in the data, as ``{prompt = "question"}``. A new name must
+    be no column's, unless that one is renamed too."""
     limit: int | None = Field(default=None, ge=1)
     """Use the first rows only."""
     streaming: bool = False

@@ -15,6 +15,12 @@ from antiphon.learner.config.dataset import DatasetSettings
 PARQUET_ROWS = 1000
 """Rows of a Parquet file that are read at once."""
 
+CSV_FIELD = 2**31 - 1
+"""Most characters of a CSV field; the module's own limit is too short for a text."""
+
+ENCODING = "utf-8-sig"
+"""UTF-8, with the mark at the beginning that spreadsheets write, or without."""
+
 
 def open_dataset(settings: DatasetSettings) -> Any:
     """Open a dataset, renamed and cut as the settings say.
@@ -58,16 +64,15 @@ class FileRows:
         self._limit = limit
 
     def __iter__(self) -> Iterator[Any]:
-        """The rows; FieldError where a file is not what its name says, or lacks a column."""
-        rows = chain.from_iterable(_READERS[file.suffix.lower()](file) for file in self.files)
+        """The rows; FieldError where a file is not what its name says, or a column not as named."""
+        rows = chain.from_iterable(map(_rows, self.files))
         for number, row in enumerate(islice(rows, self._limit)):
             yield self._renamed(row, number)
 
     def _renamed(self, row: Any, number: int) -> Any:
         if not isinstance(row, dict) or not self._columns:
             return row
-        for old in self._columns.values():
-            _check_column(old, list(row), f"dataset.columns, row {number}")
+        _check_columns(self._columns, list(row), f"dataset.columns, row {number}")
         names = {old: new for new, old in self._columns.items()}
         return {names.get(column, column): value for column, value in row.items()}
 
@@ -87,15 +92,27 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
+def _rows(path: Path) -> Iterator[Any]:
+    try:
+        yield from _READERS[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise FieldError(
+            "dataset.path",
+            f"{path}, which is not UTF-8: byte 0x{byte:02x}, {error.reason}",
+            "a file in UTF-8, as `iconv -f latin1 -t utf-8` makes of one in Latin-1",
+        ) from None
+
+
 def _json(path: Path) -> Iterator[Any]:
-    value = _parse(path, path.read_text(encoding="utf-8"), 1)
+    value = _parse(path, path.read_text(encoding=ENCODING), 1)
     if not isinstance(value, list):
         raise FieldError("dataset.path", f"{path}: {type(value).__name__}", "a list of rows")
     return iter(value)
 
 
 def _jsonl(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding=ENCODING) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield _parse(path, line.rstrip(), number)
@@ -110,16 +127,33 @@ def _parse(path: Path, text: str, line: int) -> Any:
 
 
 def _csv(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+    csv.field_size_limit(CSV_FIELD)
+    with path.open(encoding=ENCODING, newline="") as file:
+        # Strict: a quote that is never closed would make one field of all the rows that follow.
+        reader = csv.DictReader(file, strict=True)
+        try:
+            yield from reader
+        except csv.Error as error:
+            raise FieldError(
+                "dataset.path",
+                f"{path}, the row from line {reader.line_num + 1} on: {error}",
+                'CSV: a text in quotes ends with one, and has "" for each of its own',
+            ) from None
 
 
 def _parquet(path: Path) -> Iterator[Any]:
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-            yield from batch.to_pylist()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise FieldError(
+            "dataset.path",
+            f"{path}: {error}",
+            "a Parquet file that is whole; copy or write it again",
+        ) from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
@@ -163,12 +197,31 @@ def _named(settings: DatasetSettings) -> Any:
 
 def _changed(dataset: Any, settings: DatasetSettings) -> Any:
     """A `Dataset` or `IterableDataset`, renamed and cut."""
-    for new, old in settings.columns.items():
-        _check_column(old, dataset.column_names or list(next(iter(dataset))), "dataset.columns")
-        dataset = dataset.rename_column(old, new)
+    names = {old: new for new, old in settings.columns.items() if new != old}
+    if settings.columns:
+        present = dataset.column_names or list(next(iter(dataset)))
+        _check_columns(settings.columns, present, "dataset.columns")
+    if any(new in names for new in names.values()):
+        # A name becomes free only when its column is renamed too: all step aside first.
+        aside = {old: f"{new} (was {old})" for old, new in names.items()}
+        dataset = dataset.rename_columns(aside)
+        names = {aside[old]: new for old, new in names.items()}
+    if names:
+        dataset = dataset.rename_columns(names)
     return dataset if settings.limit is None else dataset.take(settings.limit)
 
 
-def _check_column(column: str, columns: Sequence[str], field: str) -> None:
-    if column not in columns:
-        raise FieldError(field, repr(column), f"one of the columns {', '.join(columns)}")
+def _check_columns(columns: Mapping[str, str], present: Sequence[str], field: str) -> None:
+    """Refuse renames that lack their column, or hide another one."""
+    renamed = list(columns.values())
+    for new, old in columns.items():
+        if old not in present:
+            raise FieldError(field, repr(old), f"one of the columns {', '.join(present)}")
+        if renamed.count(old) > 1:
+            raise FieldError(field, f"several new names for {old!r}", "one for each column")
+        if new in present and new not in renamed:
+            raise FieldError(
+                field,
+                f"{new!r} for {old!r}, beside a column {new!r}",
+                "a new name that no column has, or a new name for that column too",
+            )

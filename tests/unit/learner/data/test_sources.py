@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,104 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = _write(tmp_path / "rows.jsonl")
     with pytest.raises(FieldError, match="'text', wanted one of the columns question, level"):
         open_dataset(DatasetSettings(path=path, columns={"prompt": "text"}))
+
+
+BOTH = {"question": "q", "prompt": "old"}
+
+
+@pytest.mark.parametrize("row", [BOTH, dict(reversed(BOTH.items()))])
+def test_a_new_name_that_another_column_has_is_refused(tmp_path: Path, row: dict[str, str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    datasets.Dataset.from_list([row]).save_to_disk(str(tmp_path / "saved"))
+    hides = r"dataset\.columns.*: got 'prompt' for 'question', beside a column 'prompt', wanted"
+    for source in (path, tmp_path / "saved"):
+        for streaming in (False, True):
+            settings = DatasetSettings(
+                path=source, streaming=streaming, columns={"prompt": "question"}
+            )
+            with pytest.raises(FieldError, match=hides):
+                list(open_dataset(settings))
+
+
+@pytest.mark.parametrize("row", [BOTH, dict(reversed(BOTH.items()))])
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"prompt": "question", "hint": "prompt"}, {"prompt": "q", "hint": "old"}),
+        ({"hint": "prompt", "prompt": "question"}, {"prompt": "q", "hint": "old"}),
+        ({"prompt": "question", "question": "prompt"}, {"prompt": "q", "question": "old"}),
+        ({"prompt": "prompt"}, BOTH),
+    ],
+)
+def test_a_new_name_is_free_where_its_column_is_renamed_too(
+    tmp_path: Path, row: dict[str, str], columns: dict[str, str], expected: dict[str, str]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    datasets.Dataset.from_list([row]).save_to_disk(str(tmp_path / "saved"))
+    for source in (path, tmp_path / "saved"):
+        for streaming in (False, True):
+            settings = DatasetSettings(path=source, streaming=streaming, columns=columns)
+            assert list(open_dataset(settings)) == [expected]
+
+
+def test_a_column_has_one_new_name(tmp_path: Path) -> None:
+    path = _write(tmp_path / "rows.jsonl")
+    with pytest.raises(FieldError, match="several new names for 'question', wanted one"):
+        open_dataset(DatasetSettings(path=path, columns={"prompt": "question", "q": "question"}))
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path, kind: str) -> None:
+    texts = {"json": '[{"prompt": "a"}]', "jsonl": '{"prompt": "a"}\n', "csv": "prompt\na\n"}
+    path = tmp_path / f"rows.{kind}"
+    path.write_text(texts[kind], encoding="utf-8-sig")
+    assert open_dataset(DatasetSettings(path=path)) == [{"prompt": "a"}]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv"])
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    path.write_bytes('[{"prompt": "caf\u00e9"}]'.encode("latin-1"))
+    with pytest.raises(
+        FieldError, match=rf"rows\.{kind}, which is not UTF-8: byte 0xe9.*wanted a file in UTF-8"
+    ):
+        open_dataset(DatasetSettings(path=path))
+
+
+@pytest.mark.parametrize("left", [0, 20, -20])
+def test_a_damaged_parquet_file_is_named(tmp_path: Path, left: int) -> None:
+    path = _write(tmp_path / "rows.parquet")
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(FieldError, match=r"rows\.parquet: .*wanted a Parquet file that is whole"):
+        open_dataset(DatasetSettings(path=path))
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    path = _write(tmp_path / "rows.parquet")
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\xff" * 40 + data[44:])
+    with pytest.raises(FieldError, match=r"rows\.parquet: "):
+        open_dataset(DatasetSettings(path=path))
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
+    """The limit of Python's csv is 131072 characters."""
+    limit = csv.field_size_limit(131_072)
+    path = tmp_path / "rows.csv"
+    path.write_text(f"prompt,answer\n{'a' * 200_000},b\n")
+    try:
+        (row,) = open_dataset(DatasetSettings(path=path))
+    finally:
+        csv.field_size_limit(limit)
+    assert (len(row["prompt"]), row["answer"]) == (200_000, "b")
+
+
+def test_a_quote_that_is_never_closed_is_named(tmp_path: Path) -> None:
+    """It would otherwise make one field of every row that follows."""
+    path = tmp_path / "rows.csv"
+    path.write_text('prompt\nfirst\n"second\nthird\n')
+    message = r"rows\.csv, the row from line 3 on: .*wanted CSV: a text in quotes ends"
+    with pytest.raises(FieldError, match=message):
+        open_dataset(DatasetSettings(path=path))
