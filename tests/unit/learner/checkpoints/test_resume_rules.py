@@ -132,7 +132,6 @@ def test_a_field_that_an_older_checkpoint_does_not_know_had_its_default() -> Non
 
 @pytest.mark.parametrize("field", ["num_train_epochs", "max_steps"])
 def test_a_longer_run_is_told_that_its_learning_rate_may_jump(field: str) -> None:
-    """Linear over 10 steps has half the rate at step 6, over 20 steps three quarters."""
     (note,) = check_resume(description(), changed(lambda d: d["magrpo"].update({field: 40})))
     for word in ("lr_total_steps", "linear", "cosine", "warmup_ratio", "jump"):
         assert word in note
