@@ -123,6 +123,42 @@ def test_trackio_gets_every_row_over_joint_actions(folder: RunFolder, tmp_path: 
     assert [figures["turn_1/reward_mean"] for _, _, figures in told] == [1.5, 4.0]
 
 
+def _told_to_trackio(file: Path) -> list[tuple[int, str, float]]:
+    """Step, name and value of each figure, in the order in which they came."""
+    with sqlite3.connect(file) as database:
+        rows = database.execute("select step, metrics from metrics order by id").fetchall()
+    told = [(step, json.loads(metrics)) for step, metrics in rows]
+    return [
+        (step, name, value)
+        for step, figures in told
+        for name, value in figures.items()
+        if name not in ("epoch", "prompts")
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_resumed_run_tells_trackio_no_row_twice(
+    folder: RunFolder, tmp_path: Path, at: int
+) -> None:
+    """Rows after the checkpoint at 2, or all where there is none yet, are there already."""
+
+    def tell(run: TrackedRun, *rows: tuple[int, str, float]) -> None:
+        (tracker,) = open_trackers(["trackio"], run, WandbConfig(project="choirs"), pytest.fail)
+        for step, name, value in rows:
+            tracker.log(MetricsRow(step, 1, 2, 100.0, 1.0, {name: value}))
+        tracker.finish(RunState.STOPPED, "")
+
+    before = [(0, "eval", 0.5), (2, "reward", 1.0), (4, "reward", 2.0)]
+    tell(_run(folder), *before)
+    # An evaluation at the checkpoint itself is one that the stop had dropped.
+    left = [(2, "eval", 0.75)] if at == 2 else []
+    again = [row for row in before if row[0] > at or at == 0]
+    resumed = _run(folder, resumed=True, joint_actions=at)
+    tell(resumed, *left, *again, (6, "reward", 3.0))
+    expected = [*before, *left, (6, "reward", 3.0)]
+    assert _told_to_trackio(tmp_path / "trackio" / "choirs.db") == expected
+
+
 def test_every_tracker_is_told_what_the_run_folder_holds(folder: RunFolder) -> None:
     told: list[MetricsRow] = []
 
