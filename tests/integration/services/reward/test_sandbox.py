@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.processes import run
 
 from antiphon.clients.types import FieldError
 from antiphon.services.reward.sandbox import (
@@ -27,6 +32,17 @@ def errors(code: str, *tests: str) -> list[str]:
 
 def test_every_protection_holds_here() -> None:
     assert Sandbox().protections == frozenset(Protection)
+
+
+def test_the_command_says_which_protections_hold() -> None:
+    assert run([sys.executable, "-m", "antiphon.services.reward.sandbox"]).splitlines() == [
+        "memory     holds",
+        "processes  holds",
+        "network    holds",
+        "files      holds",
+        "disk       holds",
+        "user       holds",
+    ]
 
 
 def test_tests_pass_and_fail_with_what_came_and_what_was_wanted() -> None:
@@ -61,6 +77,13 @@ def test_code_that_is_no_python_is_told_with_its_place() -> None:
     assert [result.error for result in outcome.tests] == ["the code is no Python"]
 
 
+def test_code_is_run_as_python_reads_it() -> None:
+    """Annotations are evaluated as a function is defined: `List` has no import."""
+    assert errors("def f(x: List[int]):\n    return 1", "assert f([]) == 1") == [
+        "NameError: name 'List' is not defined"
+    ]
+
+
 def test_code_that_fails_while_it_loads_fails_every_test_with_the_reason() -> None:
     outcome = SANDBOX.run("1 / 0", ["assert f() == 1", "assert True"])
     assert outcome.error == "ZeroDivisionError: division by zero"
@@ -86,6 +109,36 @@ def test_code_that_will_not_end_is_killed(stubborn: str) -> None:
     outcome = Sandbox(Limits(seconds=0.3)).run(stubborn, ["assert 1 == 1"])
     assert outcome.error == "took longer than 0.9 s and was killed"
     assert outcome.passed == 0
+
+
+def test_all_tests_together_have_a_limit_of_time_too() -> None:
+    sandbox = Sandbox(Limits(seconds=0.1, total_seconds=2))
+    code = "import time\ndef now():\n    return 1\ndef later():\n    time.sleep(600)"
+    outcome = sandbox.run(code, ["assert now() == 1", *["assert later() == 1"] * 150])
+    told = [result.error for result in outcome.tests]
+    assert outcome.error == "took longer than 2 s and was killed"
+    assert outcome.passed == 1
+    assert told[:2] == ["", "TimeoutError: took longer than 0.1 s"]
+    assert told[-1] == "was not reached: took longer than 2 s and was killed"
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process has opened the first 1,024 descriptors and may open more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2_048, limits[0]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < 1_024:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_it_works_in_a_process_that_has_many_descriptors() -> None:
+    assert errors("def f():\n    return 1", "assert f() == 1") == [""]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +265,19 @@ def test_a_flood_of_output_is_neither_kept_nor_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "tests", ["assert f()", ["f() == 1"], ["assert f(", ""], ["assert a; assert b"], [3]]
+    "tests",
+    [
+        "assert f()",
+        ["f() == 1"],
+        ["assert f(", ""],
+        ["assert a; assert b"],
+        [3],
+        ["assert f() == {[1]: 2}"],
+        ["assert f() == 0x" + "f" * 6_000],
+        ["assert " + "-" * 3_000 + "f()"],
+        ["assert f() == " + "-" * 100_000 + "1"],
+    ],
+    ids=lambda tests: str(tests)[:40],
 )
 def test_what_is_no_assert_statement_is_refused_by_name(tests: list[str]) -> None:
     with pytest.raises(FieldError, match="tests"):

@@ -6,8 +6,9 @@
 ``python -m antiphon.services.reward.sandbox`` says which protections hold on a machine.
 """
 
+from antiphon.services.reward.sandbox.report import SyntaxProblem
 from antiphon.services.reward.sandbox.sandbox import Limits, Protection, Sandbox, SandboxError
-from antiphon.services.reward.sandbox.tests import Outcome, SyntaxProblem, TestResult
+from antiphon.services.reward.sandbox.tests import Outcome, TestResult
 
 __all__ = [
     "Limits",

@@ -1,9 +1,11 @@
 """The program of the fresh process: confines itself, then runs the code and its tests.
 
 Reads one JSON job from standard input and writes one JSON line per event to the descriptor that
-the job names: ``{"syntax": [...]}`` or ``{"error": ...}`` where the code does not load,
-``{"loaded": true}``, then per test ``{"test": number, "value": ...}`` or with ``"error"``. The
-value is the `repr` of what the test's expression came to: what it should be is not known here.
+the job names. The first says whether the code is Python, before any of it runs: ``{"compiled":
+true}`` or ``{"syntax": [line, column, message]}``, which is the last one too. Then come
+``{"error": ...}`` where the code does not load, and per test ``{"test": number, "value": ...}`` or
+with ``"error"``. The value is the `repr` of what the test's expression came to: what it should be
+is not known here.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ import sys
 from typing import Any
 
 import confinement  # type: ignore[import-not-found]  # beside it, and nothing else is there
-
-_MOST_CHARACTERS = 2000
 
 
 def main() -> None:
@@ -30,24 +30,26 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any]) -> None:
+    try:
+        program = compile(job["code"], "answer.py", "exec", dont_inherit=True)
+    except Exception as error:  # noqa: BLE001 - MemoryError, for example, of deep nesting
+        _tell(job, {"syntax": _place(error, job)})
+        return
+    _tell(job, {"compiled": True})
     names: dict[str, Any] = {"__name__": "answer"}
     try:
         with _Deadline(job["seconds"]):
-            exec(compile(job["code"], "answer.py", "exec"), names)  # noqa: S102 - what this is for
-    except SyntaxError as error:
-        _tell(job, {"syntax": [error.lineno or 0, error.offset or 0, error.msg]})
-        return
+            exec(program, names)  # noqa: S102 - what this is for
     except BaseException as error:  # noqa: BLE001 - whatever the code raises is its outcome
-        _tell(job, {"error": _shown(error)})
+        _tell(job, {"error": _shown(error, job)})
         return
-    _tell(job, {"loaded": True})
     for number, expression in enumerate(job["expressions"]):
         try:
             with _Deadline(job["seconds"]):
                 value = repr(eval(expression, names))  # noqa: S307 - what this is for
-            _tell(job, {"test": number, "value": value[: job["most_characters"]]})
+            _tell(job, {"test": number, "value": value[: job["most_value_characters"]]})
         except BaseException as error:  # noqa: BLE001
-            _tell(job, {"test": number, "error": _shown(error)})
+            _tell(job, {"test": number, "error": _shown(error, job)})
 
 
 class _Deadline:
@@ -67,12 +69,19 @@ class _Deadline:
         raise TimeoutError(f"took longer than {self._seconds:g} s")
 
 
-def _shown(error: BaseException) -> str:
+def _place(error: Exception, job: dict[str, Any]) -> list[Any]:
+    if isinstance(error, SyntaxError):
+        return [error.lineno or 0, error.offset or 0, error.msg]
+    return [0, 0, f"Python cannot compile it ({_shown(error, job)})"]
+
+
+def _shown(error: BaseException, job: dict[str, Any]) -> str:
     try:
         text = str(error)
     except BaseException:  # noqa: BLE001 - an exception of the code's own making
         text = ""
-    return f"{type(error).__name__}: {text}"[:_MOST_CHARACTERS] if text else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {text}"[: job["most_error_characters"]] if text else name
 
 
 def _tell(job: dict[str, Any], event: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
+import selectors
 import subprocess
 import sys
 import sysconfig
@@ -18,19 +18,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from antiphon.services.reward.sandbox.tests import (
-    MOST_CHARACTERS,
-    Outcome,
-    Test,
-    outcome_of,
-    read_tests,
+from antiphon.services.reward.sandbox.report import (
+    MOST_BYTES,
+    MOST_ERROR_CHARACTERS,
+    MOST_VALUE_CHARACTERS,
+    read_report,
 )
+from antiphon.services.reward.sandbox.tests import Outcome, outcome_of, read_tests
 
 logger = logging.getLogger(__name__)
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import inside; inside.main()"
 _PROGRAM = Path(__file__).parent
-_REPORT_BYTES = 1 << 20
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/urandom")
 
@@ -63,6 +62,8 @@ class Limits:
     Attributes:
         seconds: For loading the code, and for each test; a process that is still there when all
             of them are over is killed.
+        total_seconds: For all of it; then the process is killed, and the tests that it has not
+            come to have failed.
         cpu_seconds: Processor time of the whole.
         memory_bytes: Address space, Python's own 20 MB included.
         file_bytes: Largest file.
@@ -70,6 +71,7 @@ class Limits:
     """
 
     seconds: float = 2.0
+    total_seconds: float = 20.0
     cpu_seconds: int = 10
     memory_bytes: int = 512 << 20
     file_bytes: int = 1 << 20
@@ -104,8 +106,8 @@ class Sandbox:
     @cached_property
     def protections(self) -> frozenset[Protection]:
         """The protections that hold here, found by trying to do what they forbid."""
-        events, ending = self._in_fresh_process({"probe": True}, 10 * self.limits.seconds)
-        held = next((event["held"] for event in events if "held" in event), None)
+        told, ending = self._in_fresh_process({"probe": True}, 10 * self.limits.seconds)
+        held = read_report(told, 0).held
         if held is None:
             raise SandboxError(f"the sandbox does not start: {ending or 'no answer'}")
         return frozenset(Protection(name) for name in held)
@@ -135,14 +137,14 @@ class Sandbox:
             "code": code,
             "expressions": [test.expression for test in asked],
             "seconds": self.limits.seconds,
-            "most_characters": MOST_CHARACTERS,
+            "most_value_characters": MOST_VALUE_CHARACTERS + 1,
+            "most_error_characters": MOST_ERROR_CHARACTERS,
         }
-        events, ending = self._in_fresh_process(job, self.limits.seconds * (len(asked) + 2))
-        return outcome_of(asked, _in_order(events, asked), ending)
+        seconds = min(self.limits.seconds * (len(asked) + 2), self.limits.total_seconds)
+        told, ending = self._in_fresh_process(job, seconds)
+        return outcome_of(asked, read_report(told, len(asked)), ending)
 
-    def _in_fresh_process(
-        self, job: Mapping[str, Any], seconds: float
-    ) -> tuple[list[dict[str, Any]], str]:
+    def _in_fresh_process(self, job: Mapping[str, Any], seconds: float) -> tuple[bytes, str]:
         """Run a job; what it told, and what ended it early ("" for nothing)."""
         report, write = os.pipe()
         folder = Path(tempfile.mkdtemp(prefix="antiphon-sandbox-"))
@@ -178,7 +180,7 @@ class Sandbox:
                     told, overdue = _read_all(report, time.monotonic() + seconds)
                 finally:
                     process.kill()
-            return _events(told), _ending(process.returncode, overdue, seconds)
+            return told, _ending(process.returncode, overdue, seconds)
         finally:
             os.close(report)
             if write >= 0:
@@ -219,58 +221,17 @@ def _hand_over(process: subprocess.Popen[bytes], job: bytes) -> None:
 def _read_all(descriptor: int, deadline: float) -> tuple[bytes, bool]:
     """Read to the end, the deadline, or more than is wanted; and whether time was up."""
     told = b""
-    while len(told) < _REPORT_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return told, True
-        part = os.read(descriptor, 1 << 16)
-        if not part:
-            break
-        told += part
+    with selectors.DefaultSelector() as selector:  # select() does not take descriptors from 1024
+        selector.register(descriptor, selectors.EVENT_READ)
+        while len(told) < MOST_BYTES:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return told, True
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                break
+            told += part
     return told, False
-
-
-def _events(told: bytes) -> list[dict[str, Any]]:
-    """The lines that are events; the code can write to the report too, and gains nothing."""
-    events = []
-    for line in told.split(b"\n"):
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events
-
-
-def _in_order(events: Sequence[dict[str, Any]], tests: Sequence[Test]) -> list[dict[str, Any]]:
-    """Events of the form that `inside` writes, the first of each test."""
-    kept: list[dict[str, Any]] = []
-    seen: set[int] = set()
-    for event in events:
-        number, syntax = event.get("test"), event.get("syntax")
-        if "test" not in event:
-            if syntax is None or _is_place(syntax):
-                kept.append(_readable(event))
-        elif type(number) is int and number in range(len(tests)) and number not in seen:
-            seen.add(number)
-            kept.append(
-                _readable({"error": "told nothing", **event} if "value" not in event else event)
-            )
-    return kept
-
-
-def _readable(event: dict[str, Any]) -> dict[str, Any]:
-    """An event whose texts are no longer than they may be, and can be encoded."""
-    return {key: _text(value) if isinstance(value, str) else value for key, value in event.items()}
-
-
-def _text(told: str) -> str:
-    return told[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
-
-
-def _is_place(value: object) -> bool:
-    return isinstance(value, list) and [type(part) for part in value] == [int, int, str]
 
 
 def _ending(status: int, overdue: bool, seconds: float) -> str:

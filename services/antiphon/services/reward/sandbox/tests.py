@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from antiphon.clients.types import FieldError
-
-MOST_CHARACTERS = 10_000
-"""Of a value's `repr`; a longer value is never equal to what is expected."""
+from antiphon.services.reward.sandbox.report import (
+    MOST_VALUE_CHARACTERS,
+    Answer,
+    Report,
+    SyntaxProblem,
+)
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,6 @@ class TestResult:
     test: str
     passed: bool
     error: str
-
-
-@dataclass(frozen=True)
-class SyntaxProblem:
-    """Where the code is no Python; lines and columns count from 1."""
-
-    line: int
-    column: int
-    message: str
 
 
 @dataclass(frozen=True)
@@ -92,35 +85,41 @@ def read_tests(tests: Sequence[str], field: str = "tests") -> list[Test]:
     return [_read(test, f"{field}[{number}]") for number, test in enumerate(tests)]
 
 
-def outcome_of(tests: Sequence[Test], events: Sequence[Mapping[str, Any]], ending: str) -> Outcome:
-    """What the process's events come to.
+def outcome_of(tests: Sequence[Test], report: Report, ending: str) -> Outcome:
+    """What the process's report comes to.
 
     Args:
         tests: As asked.
-        events: What the process told, in order (`inside`).
+        report: What the process told.
         ending: What ended it early, "" where it ended by itself.
     """
-    syntax = next((SyntaxProblem(*event["syntax"]) for event in events if "syntax" in event), None)
-    told = next(
-        (str(event["error"]) for event in events if "error" in event and "test" not in event), ""
-    )
-    by_number = {event["test"]: event for event in events if "test" in event}
-    error = told or ending
-    unreached = "the code is no Python" if syntax is not None else error or "was not reached"
-    results = [_result(test, by_number.get(n), unreached) for n, test in enumerate(tests)]
-    if len(by_number) < len(tests) and not syntax and not error:
-        error = "ended before its last test"
-    return Outcome(syntax, error, tuple(results))
+    if report.syntax is not None:
+        no_python = Answer(None, "the code is no Python")
+        return Outcome(report.syntax, "", tuple(_result(test, no_python) for test in tests))
+    answers = [report.answers.get(number) for number in range(len(tests))]
+    error = report.error or ending or ("ended before its last test" if None in answers else "")
+    running = answers.index(None) if None in answers else len(tests)
+    results = []
+    for number, (test, answer) in enumerate(zip(tests, answers, strict=True)):
+        if answer is None:
+            met_its_end = report.error or (ending and number == running)
+            answer = Answer(None, error if met_its_end else f"was not reached: {error}")
+        results.append(_result(test, answer))
+    return Outcome(None, error, tuple(results))
 
 
 def _read(test: str, field: str) -> Test:
     try:
         statements = ast.parse(test.strip()).body
-    except (SyntaxError, ValueError) as error:
-        raise FieldError(field, repr(test)[:80], f"an assert statement ({error})") from error
-    if len(statements) != 1 or not isinstance(statements[0], ast.Assert):
-        raise FieldError(field, repr(test)[:80], "one assert statement")
-    asked = statements[0].test
+        if len(statements) == 1 and isinstance(statements[0], ast.Assert):
+            return _asked(test, statements[0].test)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        wanted = f"an assert statement ({str(error) or type(error).__name__})"
+        raise FieldError(field, repr(test)[:80], wanted) from error
+    raise FieldError(field, repr(test)[:80], "one assert statement")
+
+
+def _asked(test: str, asked: ast.expr) -> Test:
     if isinstance(asked, ast.Compare) and [type(op) for op in asked.ops] == [ast.Eq]:
         try:
             expected = ast.literal_eval(asked.comparators[0])
@@ -131,12 +130,10 @@ def _read(test: str, field: str) -> Test:
     return Test(test, f"bool({ast.unparse(asked)})", None)
 
 
-def _result(test: Test, event: Mapping[str, Any] | None, unreached: str) -> TestResult:
-    if event is None:
-        return TestResult(test.text, False, unreached)
-    if "error" in event:
-        return TestResult(test.text, False, str(event["error"]))
-    value = str(event["value"])
+def _result(test: Test, answer: Answer) -> TestResult:
+    value = answer.value
+    if value is None:
+        return TestResult(test.text, False, answer.error)
     if test.expected is None:
         return TestResult(test.text, value == "True", "" if value == "True" else "is not true")
     passed = _equal(value, test.expected)
@@ -146,10 +143,10 @@ def _result(test: Test, event: Mapping[str, Any] | None, unreached: str) -> Test
 
 
 def _equal(value: str, expected: str) -> bool:
+    if len(value) > MOST_VALUE_CHARACTERS:
+        return False
     if value == expected:
         return True
-    if len(value) > MOST_CHARACTERS:
-        return False
     try:
         return bool(ast.literal_eval(value) == ast.literal_eval(expected))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
