@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from antiphon.learner.checkpoints.store import (
 )
 from antiphon.learner.config.checkpoints import CheckpointSettings
 from antiphon.learner.record.description import described
-from antiphon.learner.record.run_folder import RunFolder
+from antiphon.learner.record.run_folder import RunFolder, damaged_value, json_object
 from antiphon.learner.run.setup import RunSetup
 
 LATEST = "latest"
@@ -128,11 +127,18 @@ def open_run(
 
 
 def ended_for_good(folder: RunFolder, checkpoint: Checkpoint | None) -> bool:
-    """Whether a run has finished and kept no checkpoint, so that nothing can be resumed."""
+    """Whether a run has finished and kept no checkpoint, so that nothing can be resumed.
+
+    Raises:
+        FieldError: The summary, which says whether it has, is damaged.
+    """
     summary = folder.path / "summary.json"
     if checkpoint is not None or not summary.is_file():
         return False
-    return bool(json.loads(summary.read_text())["state"] == RunState.FINISHED.value)
+    state = json_object(summary.read_bytes(), str(summary)).get("state")
+    if state not in [known.value for known in RunState]:
+        raise damaged_value(summary, "state", state)
+    return bool(state == RunState.FINISHED.value)
 
 
 def _latest(runs: Path, name: str | None, checkpoint_dir: Path | None) -> Resume | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.learner.checkpoints.state_files import flush
-from antiphon.learner.record.run_folder import write_atomically
+from antiphon.learner.record.run_folder import damaged_value, json_object, write_atomically
 
 ABOUT = "best.json"
 
@@ -78,8 +78,7 @@ class BestModels:
 
     def tell(self, **about: Any) -> None:
         """Say more in `best.json`."""
-        file = self._folder / ABOUT
-        write_atomically(file, _json({**json.loads(file.read_text(encoding="utf-8")), **about}))
+        write_atomically(self._folder / ABOUT, _json({**self._kept(), **about}))
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, and what it is the best of."""
@@ -90,14 +89,28 @@ class BestModels:
 
         What the folder holds counts where it is better: an earlier process of this run made it
         after the checkpoint, and it is not lost.
+
+        Raises:
+            FieldError: What the folder says of itself is damaged.
         """
         kept = [state]
         if self._recovered():
-            kept.append(json.loads((self._folder / ABOUT).read_text(encoding="utf-8")))
+            kept.append(self._kept())
         for one in kept:
             same = (one["metric"], one["mode"]) == (self.metric, self._mode)
             if same and one["value"] is not None and self.better(one["value"]):
                 self.value = one["value"]
+
+    def _kept(self) -> dict[str, Any]:
+        """What `best.json` says."""
+        file = self._folder / ABOUT
+        about = json_object(file.read_bytes(), str(file))
+        for name in ("metric", "mode"):
+            if not isinstance(about.get(name), str):
+                raise damaged_value(file, name, about.get(name))
+        if type(about.get("value")) not in (int, float):
+            raise damaged_value(file, "value", about.get("value"))
+        return about
 
     def _swap(self) -> None:
         shutil.rmtree(self._old, ignore_errors=True)

@@ -30,6 +30,9 @@ from antiphon.clients.types import FieldError
 
 _RUN_FILE = "run.json"
 _WRITABLE = "a folder that can be written to"
+_AS_WRITTEN = "what the run wrote; take it from a copy, or move it away"
+_INCARNATIONS = 2**64
+"""As many as the contract can count."""
 
 
 class RunFolder:
@@ -80,10 +83,7 @@ class RunFolder:
         file = path / _RUN_FILE
         if not file.is_file():
             raise FieldError("run folder", path, f"a folder that holds {_RUN_FILE}")
-        about = json_object(file.read_bytes(), str(file))
-        if "run_id" not in about:
-            raise FieldError(str(file), "no run_id", "that of a run")
-        return cls(path, str(about["run_id"]))
+        return cls(path, _read_about(file)["run_id"])
 
     @classmethod
     def make_again(cls, path: Path, run_id: str, incarnation: int) -> RunFolder:
@@ -108,7 +108,7 @@ class RunFolder:
     @property
     def incarnation(self) -> int:
         """The incarnation stored last, 0 before the first."""
-        return int(json.loads((self.path / _RUN_FILE).read_text())["incarnation"])
+        return int(_read_about(self.path / _RUN_FILE)["incarnation"])
 
     def next_incarnation(self, found: int) -> int:
         """Take the next incarnation number; it is on disk when this returns.
@@ -126,7 +126,7 @@ class RunFolder:
     @property
     def checkpoint_directory(self) -> Path | None:
         """Where the run keeps its checkpoints, None for `checkpoints` in this folder."""
-        given = json.loads((self.path / _RUN_FILE).read_text()).get("checkpoint_directory")
+        given = _read_about(self.path / _RUN_FILE).get("checkpoint_directory")
         return None if given is None else Path(given)
 
     def keep_checkpoints_in(self, directory: Path | None) -> None:
@@ -176,8 +176,32 @@ class RunFolder:
 
     def _store(self, **changes: Any) -> None:
         file = self.path / _RUN_FILE
-        before = json.loads(file.read_text()) if file.is_file() else {}
+        before = _read_about(file) if file.is_file() else {}
         self.write_json(_RUN_FILE, {"run_id": self.run_id, **before, **changes})
+
+
+def _read_about(file: Path) -> dict[str, Any]:
+    """What a run's `run.json` says.
+
+    Raises:
+        FieldError: It is damaged.
+    """
+    about = json_object(file.read_bytes(), str(file))
+    run_id, incarnation = about.get("run_id"), about.get("incarnation")
+    directory = about.get("checkpoint_directory")
+    if not isinstance(run_id, str) or not run_id:
+        raise damaged_value(file, "run_id", run_id)
+    if type(incarnation) is not int or not 0 <= incarnation < _INCARNATIONS:
+        raise damaged_value(file, "incarnation", incarnation)
+    if directory is not None and not isinstance(directory, str):
+        raise damaged_value(file, "checkpoint_directory", directory)
+    return about
+
+
+def damaged_value(file: Path, name: str, value: object) -> FieldError:
+    """The error for a file of a run folder in which a value is not as the run writes it."""
+    got = f"no {name}" if value is None else f"{name} {json.dumps(value)[:80]}"
+    return FieldError(str(file), got, _AS_WRITTEN)
 
 
 def json_object(text: bytes, where: str) -> dict[str, Any]:
@@ -192,13 +216,13 @@ def json_object(text: bytes, where: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"damaged JSON ({error})"
     else:
         if isinstance(value, dict):
             return value
         problem = "JSON that is no object"
-    raise FieldError(where, problem, "what the run wrote; take it from a copy, or move it away")
+    raise FieldError(where, problem, _AS_WRITTEN)
 
 
 def write_atomically(path: Path, text: str) -> None:

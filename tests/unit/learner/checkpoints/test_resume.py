@@ -172,3 +172,17 @@ def test_a_run_that_finished_without_a_checkpoint_has_ended_for_good(tmp_path: P
     found = find_resume(folder.path, runs=tmp_path)
     assert found is not None
     assert not ended_for_good(folder, found.checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("{", "damaged JSON"), ("{}", "no state"), ('{"state": "over"}', 'state "over"')],
+)
+def test_a_damaged_summary_is_named_as_nobody_knows_whether_the_run_has_ended(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    """S17"""
+    folder = run_in(tmp_path, "run")
+    (folder.path / "summary.json").write_text(text)
+    with pytest.raises(FieldError, match=rf"summary\.json: got {problem}.*take it from a copy"):
+        ended_for_good(folder, None)

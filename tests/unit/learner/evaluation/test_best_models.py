@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.clients.types import FieldError
 from antiphon.learner.evaluation.best_models import BestModels
 
 METRIC = "eval/turn_1/reward_mean"
@@ -132,3 +133,25 @@ def test_a_kill_between_the_two_renames_is_put_right(tmp_path: Path) -> None:
     assert after.value == 0.5
     assert kept(tmp_path)[0] == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "damaged JSON"),
+        ("{}", "no metric"),
+        (f'{{"metric": "{METRIC}", "mode": 5, "value": 1}}', "mode 5"),
+        (f'{{"metric": "{METRIC}", "mode": "max", "value": "1"}}', 'value "1"'),
+    ],
+)
+def test_a_damaged_file_about_them_is_named_with_what_is_wrong(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    """S17"""
+    before = best_in(tmp_path)
+    before.keep(0.25, {})
+    (tmp_path / "best" / "best.json").write_text(text)
+    with pytest.raises(FieldError, match=rf"best\.json: got {problem}.*take it from a copy"):
+        best_in(tmp_path).load_state_dict(before.state_dict())
+    with pytest.raises(FieldError, match=rf"best\.json: got {problem}"):
+        before.tell(checkpoint="there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,37 @@ def test_it_stays_where_it_is_when_user_code_changes_the_working_directory(
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=r"run\.json"):
         RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"run_id": "a"}', "no incarnation"),
+        ('{"run_id": "a", "incarnation": "x"}', 'incarnation "x"'),
+        ('{"run_id": "a", "incarnation": true}', "incarnation true"),
+        ('{"run_id": "a", "incarnation": -1}', "incarnation -1"),
+        ('{"run_id": 5, "incarnation": 1}', "run_id 5"),
+        ('{"run_id": "", "incarnation": 1}', 'run_id ""'),
+        (
+            '{"run_id": "a", "incarnation": 1, "checkpoint_directory": 5}',
+            "checkpoint_directory 5",
+        ),
+        ("[]", "JSON that is no object"),
+        ("{", "damaged JSON"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_with_what_is_wrong(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    """S17"""
+    made = RunFolder.create(tmp_path, "demo")
+    file = made.path / "run.json"
+    file.write_text(text)
+    wanted = f"{re.escape(str(file))}: got {re.escape(problem)}.*take it from a copy"
+    with pytest.raises(FieldError, match=wanted):
+        RunFolder.open(made.path)
+    with pytest.raises(FieldError, match=wanted):  # of one that is open, too
+        made.next_incarnation(0)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/abs"])
