@@ -11,12 +11,15 @@ import asyncio
 import re
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.own_thread import in_own_thread
 from antiphon.clients.types import FieldError
 
 _DNS = re.compile(r"dns:(?://(?P<server>[^/]*)/)?(?P<host>\[[^\]]+\]|[^:/\[\]]+):(?P<port>\d+)")
 _FILE = "file://"
+_LISTED = 'addresses such as "host:port", one a line'
 DNS_PORT = 53
 
 
@@ -109,15 +112,23 @@ def _listed(endpoint: Endpoint) -> tuple[Endpoint, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise UnresolvedError(endpoint.address, str(error)) from error
     entries = {entry for line in lines if (entry := line.partition("#")[0].strip())}
-    if names := sorted(entry for entry in entries if entry.startswith(("dns:", _FILE))):
-        raise FieldError(str(path), repr(names[0]), 'addresses such as "host:port", one a line')
-    # Checked anew: a token must not go to an address where it would travel in the clear.
-    return tuple(
-        Endpoint(
-            address=entry,
+    return tuple(_entry(endpoint, entry, path) for entry in sorted(entries))
+
+
+def _entry(endpoint: Endpoint, address: str, path: Path) -> Endpoint:
+    """One process of a list, reached as the endpoint says.
+
+    It is checked anew: a token must not go to an address where it would travel in the clear.
+    """
+    if address.startswith(("dns:", _FILE)):
+        raise FieldError(str(path), repr(address), _LISTED)
+    try:
+        return Endpoint(
+            address=address,
             tls=endpoint.tls,
             token_file=endpoint.token_file,
             insecure=endpoint.insecure,
         )
-        for entry in sorted(entries)
-    )
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise FieldError(str(path), f"{address!r} ({why})", _LISTED) from error
