@@ -13,8 +13,8 @@ from contextlib import (
     AbstractAsyncContextManager,
     ExitStack,
     aclosing,
-    closing,
     contextmanager,
+    suppress,
 )
 from dataclasses import dataclass
 from typing import Any
@@ -129,8 +129,8 @@ class Requests(Interceptor):
             peer = context.peer()
             caller = known_caller.get() or _host(peer)
             place = places.place(caller, peer, self.limits.stall_seconds)
-            with closing(_Messages(self, stream, parse, place, health=health)) as messages:
-                request: Any = messages if handler.request_streaming else await _only(messages)
+            async with aclosing(_Messages(self, stream, parse, place, health=health)) as messages:
+                request: Any = messages if handler.request_streaming else await messages.only()
                 async with aclosing(behaviour(request, context)) as results:
                     async for result in results:
                         yield result
@@ -196,10 +196,26 @@ class _Messages:
             self._held = size
         return _parsed(data, self._parse)
 
-    def close(self) -> None:
+    async def only(self) -> Any:
+        """The message of a request that is no stream; nothing else is read."""
+        message = await anext(self, None)
+        if message is None:
+            raise FieldError("request", "nothing", "a message")
+        await self._drop_last()
+        return message
+
+    async def aclose(self) -> None:
         """Nothing of it is needed any more, whoever may still be reading."""
         self._closed = True
         self._let_go()
+        await self._drop_last()
+
+    async def _drop_last(self) -> None:
+        # gRPC's stream and its generator hold each other, and the last message with them, until the
+        # collector finds them.
+        generator: Any = aiter(self._stream)
+        with suppress(RuntimeError):  # somebody is reading
+            await generator.aclose()
 
     def _let_go(self) -> None:
         self._requests.let_go(self._held)
@@ -234,12 +250,6 @@ def _kind(method: Method) -> str:
 def _host(peer: str) -> str:
     """Of a peer as gRPC writes it, "ipv4:10.0.0.1:4321", without the connection's port."""
     return peer if peer.startswith("unix:") else peer.rpartition(":")[0]
-
-
-async def _only(messages: AsyncIterator[Any]) -> Any:
-    async for message in messages:
-        return message
-    raise FieldError("request", "nothing", "a message")
 
 
 def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:

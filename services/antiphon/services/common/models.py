@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,28 @@ _CONTEXT_ATTRIBUTES = ("max_position_embeddings", "n_positions", "max_seq_len", 
 _CHARACTERS_PER_TOKEN = 16
 _CUT_TOKENS = 64
 """Tokens that a text may have more of because it was cut in the middle of a word."""
+
+
+_WANTED = (
+    "a folder with config.json, safetensors and a tokenizer, a .gguf file, or a name that the model "
+    "hub knows"
+)
+
+
+@contextmanager
+def reading(source: str | Path) -> Iterator[None]:
+    """Read a model or tokenizer within; the libraries raise whatever damaged files lead them to.
+
+    Raises:
+        FieldError: It cannot be read; says why.
+        ImportError: A package is missing.
+    """
+    try:
+        yield
+    except (FieldError, ImportError):
+        raise
+    except Exception as error:
+        raise FieldError(f"model {source}", f"{type(error).__name__}: {error}", _WANTED) from error
 
 
 def _location(source: str | Path, gguf_file: str | None) -> tuple[str, dict[str, Any]]:
@@ -45,12 +68,16 @@ def load_model(
         dtype: Number format of its weights.
         weights: False builds the architecture only, with zeros for weights.
         gguf_file: A GGUF file within `source`.
+
+    Raises:
+        FieldError: It cannot be read.
     """
     where, keywords = _location(source, gguf_file)
     if weights:
         # Other formats are pickled: loading them runs what is in them.
         safe = keywords or {"use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **safe)
+        with reading(source):
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **safe)
     else:
         model = load_architecture(source, dtype=dtype, gguf_file=gguf_file)
         for parameter in model.parameters():
@@ -75,22 +102,31 @@ def load_architecture(
         source: Hub name, folder, or path of a `.gguf` file.
         dtype: Number format of its weights.
         gguf_file: A GGUF file within `source`.
+
+    Raises:
+        FieldError: Its config cannot be read.
     """
     where, keywords = _location(source, gguf_file)
-    config = AutoConfig.from_pretrained(where, **keywords)
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    # Tying is part of the initialisation that was left out.
-    model.tie_weights()
-    if (Path(where) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(where)
+    with reading(source):
+        config = AutoConfig.from_pretrained(where, **keywords)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        # Tying is part of the initialisation that was left out.
+        model.tie_weights()
+        if (Path(where) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(where)
     return model.eval()
 
 
 def load_tokenizer(source: str | Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to `source` (hub name, folder, or path of a `.gguf` file)."""
+    """The tokenizer that belongs to `source` (hub name, folder, or path of a `.gguf` file).
+
+    Raises:
+        FieldError: It cannot be read.
+    """
     where, keywords = _location(source, gguf_file)
-    return AutoTokenizer.from_pretrained(where, **keywords)
+    with reading(source):
+        return AutoTokenizer.from_pretrained(where, **keywords)
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from antiphon.clients import tracing
-from antiphon.clients.channel_options import MAX_MESSAGE_BYTES, server_options
+from antiphon.clients.channel_options import server_options
 from antiphon.services.common.access import Access, Auth
 from antiphon.services.common.admission import HEALTH_BYTES, Admission, Limits, Requests
 from antiphon.services.common.backlog import bound_backlog
@@ -41,6 +41,7 @@ __all__ = ["Server", "ServerSettings", "StartError", "StopSignals", "run_until_s
 logger = logging.getLogger(__name__)
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_HEALTH_CONNECTIONS = 128
 _BEYOND_GRACE = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -202,7 +203,7 @@ class Server:
             )
             interceptors.append(Auth(access))
         interceptors += [Admission(limits), Identity(), Requests(limits)]
-        options = _options(settings.max_message_bytes)
+        options = _options(settings.max_message_bytes, settings.connections)
         if settings.max_connection_age_seconds is not None:
             age = int(settings.max_connection_age_seconds * 1000)
             options.append(("grpc.max_connection_age_ms", age))
@@ -218,7 +219,9 @@ class Server:
             Admission(limits, of_one_host=-(-limits.calls // 2)),
             Requests(limits),
         )
-        return grpc.aio.server(interceptors=interceptors, options=_options(HEALTH_BYTES))
+        return grpc.aio.server(
+            interceptors=interceptors, options=_options(HEALTH_BYTES, _HEALTH_CONNECTIONS)
+        )
 
     def _tell_address(self) -> None:
         path = self.settings.address_file
@@ -239,9 +242,13 @@ class Server:
         part.replace(path)
 
 
-def _options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int | str]]:
-    # Without SO_REUSEPORT a taken port is an error instead of a server that gets half of the calls.
-    return [*server_options(max_message_bytes=max_message_bytes), ("grpc.so_reuseport", 0)]
+def _options(max_message_bytes: int, connections: int) -> list[tuple[str, int | str]]:
+    return [
+        *server_options(max_message_bytes=max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", connections),
+        # A taken port is an error instead of a server that gets half of the calls.
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 def _bind(

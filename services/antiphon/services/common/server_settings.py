@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.clients.channel_options import MAX_MESSAGE_BYTES
 from antiphon.services.common.errors import StartError
+
+if sys.platform != "win32":
+    import resource
+
+_CONNECTIONS = 8192
 
 
 class ServerSettings(BaseModel):
@@ -75,6 +81,12 @@ class ServerSettings(BaseModel):
         gt=0,
         description="Ask callers to reconnect after this time, so that they find new replicas.",
     )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="Most connections at once; more are closed. By default half of the files that "
+        "the process may have open, at most 8192.",
+    )
     max_calls: int = Field(
         1024, ge=1, description="Most calls at once; more are refused with RESOURCE_EXHAUSTED."
     )
@@ -98,6 +110,16 @@ class ServerSettings(BaseModel):
     exit_with_parent: bool = Field(
         False, description="Stop when standard input ends, and ignore SIGINT: for child processes."
     )
+
+    @property
+    def connections(self) -> int:
+        """Most connections at once: files and pipes of the process itself find room beside them."""
+        if self.max_connections is not None:
+            return self.max_connections
+        if sys.platform == "win32":
+            return _CONNECTIONS
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return _CONNECTIONS if files < 0 else max(1, min(_CONNECTIONS, files // 2))
 
     @property
     def on_loopback(self) -> bool:

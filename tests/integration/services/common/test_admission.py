@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -225,6 +227,35 @@ async def test_requests_together_are_held_to_a_size_that_is_free_again_afterward
         assert await found.stop_run(MEGABYTE // 2) is grpc.StatusCode.OK
 
 
+async def test_a_request_that_was_answered_or_refused_is_gone_at_once() -> None:
+    """Not when the collector comes: a burst of large requests would pile up until then."""
+    sizes = {"max_message_bytes": MEGABYTE, "max_request_bytes": MEGABYTE}
+    async with serving(**sizes) as found:
+        payload = learner_pb2.StopRunRequest(reason="x" * (MEGABYTE - 100)).SerializeToString()
+        held = learner_pb2.StopRunRequest(reason="x" * (MEGABYTE // 2)).SerializeToString()
+        answered = found.channel.unary_unary(f"/{SERVICE}/StopRun")
+        assert await found.code(answered(payload, timeout=60)) is OK
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(16):
+                assert await found.code(answered(payload, timeout=60)) is OK
+            waiting = found.channel.unary_unary(f"/{SERVICE}/GetRun")(held, timeout=60)
+            under_way = asyncio.ensure_future(found.code(waiting))
+            await found.servicer.held.acquire()
+            for _ in range(16):
+                refused = await found.code(answered(payload, timeout=60))
+                assert refused is grpc.StatusCode.RESOURCE_EXHAUSTED
+            found.servicer.release.set()
+            assert await under_way is OK
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert kept < 2 * MEGABYTE
+
+
 async def test_a_strangers_health_check_takes_no_room_from_others(tmp_path: Path) -> None:
     """Health is open to all, and whoever watches it may do so for as long as they like."""
     token = tmp_path / "token"
@@ -318,10 +349,16 @@ async def test_a_reader_that_stops_reading_is_let_go_and_holds_nobody_up() -> No
 
 
 async def test_a_slow_reader_gets_all_of_it() -> None:
-    async with serving(stall_seconds=30) as found:
+    """In all it takes longer than the server waits for a reader that has stopped."""
+    stall = 2.0
+    async with serving(stall_seconds=stall) as found:
         watch = found.stub.WatchRun(learner_pb2.WatchRunRequest(), timeout=60)
-        texts = [answer.event.note.text async for answer in watch]
-        assert len(texts) == 64
+        began, texts = time.monotonic(), 0
+        async for answer in watch:
+            texts += len(answer.event.note.text) == MEGABYTE
+            await asyncio.sleep(0.05)
+        assert texts == 64
+        assert time.monotonic() - began > stall
 
 
 async def test_what_is_refused_is_not_read(tmp_path: Path) -> None:
@@ -331,6 +368,35 @@ async def test_what_is_refused_is_not_read(tmp_path: Path) -> None:
     async with serving(token_file=token) as found:
         call = found.channel.stream_unary(f"/{SERVICE}/StopRun")(timeout=60)
         assert await found.code(call) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_connections_beyond_the_most_are_closed_and_one_that_ends_makes_room() -> None:
+    async with serving(max_connections=3) as found, AsyncExitStack() as stack:
+        assert await found.stop_run() is OK
+        host, _, port = found.server.address.rpartition(":")
+
+        async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            return reader, writer
+
+        async def is_open(reader: asyncio.StreamReader) -> bool:
+            """Whether the server greets; one that it does not take is closed without a word."""
+            async with asyncio.timeout(60):
+                try:
+                    return bool(await reader.read(1))
+                except ConnectionError:
+                    return False
+
+        held = [await connected() for _ in range(2)]
+        assert [await is_open(reader) for reader, _ in held] == [True, True]
+        beyond, _ = await connected()
+        assert not await is_open(beyond)
+        assert await found.stop_run() is OK
+        held[0][1].close()
+        async with asyncio.timeout(60):
+            while not await is_open((await connected())[0]):
+                await asyncio.sleep(0.01)
 
 
 async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
