@@ -27,10 +27,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphon.clients.digest import weights_digest
 from antiphon.clients.errors import CallError
 from antiphon.clients.retry import RetryPolicy
-from antiphon.clients.types import LoadedWeights, PushState, TensorDtype, WeightsSpan
+from antiphon.clients.types import (
+    LoadedWeights,
+    PushHeader,
+    PushKind,
+    PushState,
+    TensorDtype,
+    WeightsSpan,
+)
 from antiphon.clients.wire import push_request_to_proto
 from antiphon.services.common.models import load_model
-from antiphon.services.common.tensors import wire_tensors
+from antiphon.services.common.tensors import tensor_specs, to_bytes, wire_tensors
 from antiphon.v1 import generation_pb2 as pb
 
 Folders = Callable[..., Path]
@@ -98,6 +105,40 @@ async def test_a_tensor_of_eight_megabytes_goes_through_in_chunks(tmp_path: Path
         loaded = wire_tensors(r.engine.model)["model.embed_tokens.weight"]
         pushed = wire_tensors(load_model(folders[1], dtype=torch.float32))
         assert torch.equal(loaded, pushed["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+async def test_a_tensor_of_three_gigabytes_goes_through_a_service(tmp_path: Path) -> None:
+    """S1: beyond 2 GiB, what one message can hold and a signed offset of 32 bits can say.
+
+    Takes 16 GB of memory for a minute.
+    """
+    tokenizer = tiny_tokenizer(tmp_path)
+    rows, width = 1 << 18, 3 << 10
+    config = LlamaConfig(
+        vocab_size=rows,
+        hidden_size=width,
+        head_dim=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    # Values that no chunk shares with its neighbours, exact in float32.
+    pushed = torch.arange(rows, dtype=torch.float32).remainder_(1021.0)[:, None].repeat(1, width)
+    folder = save_model(tmp_path, LlamaForCausalLM(config), tokenizer)
+    async with replica(folder, weights_dtype=TensorDtype.FLOAT32) as r:
+        (name,) = wire_tensors(r.engine.model).keys() & {"model.embed_tokens.weight"}
+        tensors = {**wire_tensors(r.engine.model), name: pushed}
+        specs = tensor_specs(tensors, TensorDtype.FLOAT32)
+        header = PushHeader("run", 1, 0, 1, weights_digest(specs), PushKind.FULL, specs)
+        assert max(spec.nbytes for spec in specs) == 3 << 30
+        read = [to_bytes(tensors[spec.name], TensorDtype.FLOAT32) for spec in specs]
+        await r.client.push_weights(header, read.__getitem__, timeout=600)
+        assert r.version == 1
+        assert torch.equal(wire_tensors(r.engine.model)[name], pushed)
 
 
 async def test_a_push_that_breaks_off_leaves_the_old_weights_and_goes_on_where_it_stopped(
