@@ -5,10 +5,10 @@
 
 Three rows: SmolLM2-135M, two turns (`seed_job`); a model of seven million parameters, three turns,
 where overhead decides (`seed_job_small`); that model, two turns, four prompts sampled together
-before the update, on cores that two other processes keep busy (`seed_job_batch`). Two agents, four
-generations, 64 tokens, every branch to its last turn, strictly on-policy, CoMLRL's defaults
-otherwise. Both sides in turn, each as its users start it. A period is what lies between the first
-rewards of two successive batches.
+before the update, on cores that two other processes keep busy (`seed_job_batch`), where ours is run
+on a quiet machine too. Two agents, four generations, 64 tokens, every branch to its last turn,
+strictly on-policy, CoMLRL's defaults otherwise. Both sides in turn, each as its users start it. A
+period is what lies between the first rewards of two successive batches.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks.peer import BASELINE, ROOT, peer_python
 from benchmarks.processes import WatchedMemory
 from benchmarks.seed_job_parts import model
 from benchmarks.seed_job_parts.job import Job
+from benchmarks.seed_job_parts.limit import least_seconds
 
 MODULE = "benchmarks.seed_job_parts.one_run"
 
@@ -41,9 +42,9 @@ MODULE = "benchmarks.seed_job_parts.one_run"
 class Benchmark:
     """One row: a job with its model, what is wanted, and what else the machine does meanwhile.
 
-    `limit` are the seconds after which CoMLRL is ended, and counts as having taken as long as its
-    progress says, not less. Ours measures `periods`. All processes together may take
-    `most_memory` times CoMLRL's, where that is asked.
+    `limit` are the seconds after which CoMLRL is ended, and counts as having taken no longer. Ours
+    measures `periods`. All processes together may take `most_memory` times CoMLRL's, where that is
+    asked.
     """
 
     job: Job
@@ -75,16 +76,18 @@ class Side:
     Seconds of a `period`, processor seconds of it (`cpu`), seconds from the start of the process to
     the first reward (`start`) and to the end of one period (`together`); `memory` of all processes
     at most until the last period ends, in bytes. Where it has not `finished`, all of it is at least
-    what it would have taken. `stages` are antiphon's seconds of a period by stage; what a run does
-    before its first period, like the first push, is in the first of them.
+    what it would have taken, and `projected` a period at the rate of its sampling, no time counted
+    for an update. `stages` are antiphon's seconds of a period by stage; what a run does before its
+    first period, like the first push, is in the first of them.
     """
 
     period: float
-    cpu: float
+    cpu: float | None
     start: float
     together: float
     memory: int
     finished: bool = True
+    projected: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
 
 
@@ -156,29 +159,34 @@ def _finished(told: dict[str, Any], job: Job, memory: int, side: str) -> Side:
 
 
 def _unfinished(told: dict[str, Any], job: Job, memory: int, limit: float) -> Side:
-    """At least: the rest of the sampling at the rate so far, and no time for the update."""
     first = told["seconds"][0] if told["seconds"] else limit
     sampled = max(told["rewards"], 1) / job.joint_actions
-    period = max(limit - first, (limit - first) / min(sampled, 1.0))
-    return Side(period, 0.0, first, first + period, memory, finished=False)
+    period = limit - first
+    projected = period / min(sampled, 1.0)
+    return Side(period, None, first, limit, memory, finished=False, projected=projected)
 
 
 def measure(name: str, folder: Path) -> None:
     """Run both sides of a row and write it."""
     row = ROWS[name]
     start = row.model(folder / row.model.__name__)
+    least = least_seconds(row.job, start)
+    asked = replace(row.job, periods=row.periods)
+    quiet = run("antiphon", asked, start, folder / "o", None) if row.busy else None
     with busy(row.busy):
-        ours = run("antiphon", replace(row.job, periods=row.periods), start, folder / "o", None)
+        ours = run("antiphon", asked, start, folder / "o", None)
         peer = run("comlrl", row.job, start, folder / "c", row.limit)
     ratio, memory = peer.period / ours.period, ours.memory / peer.memory
     at_least = "" if peer.finished else "at least "
     print(
-        f"{name}: antiphon {ours.period:.1f} s a period, {ours.cpu:.1f} of a core, "
-        f"{ours.start:.1f} s to the first reward; {BASELINE} {at_least}{peer.period:.1f} s, "
-        f"{peer.cpu:.1f}, {peer.start:.1f}"
+        f"{name}: antiphon {ours.period:.1f} s a period, {ours.start:.1f} s to the first reward; "
+        f"{BASELINE} {at_least}{peer.period:.1f} s, {peer.start:.1f}"
     )
     stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in ours.stages.items())
-    print(f"of antiphon's period: {stages}")
+    print(
+        f"of antiphon's period: {stages}; its products and reads alone: sampling "
+        f"{least.sampling:.1f} s, update {least.update:.1f} s"
+    )
     results.write(
         results.Row(
             name=name,
@@ -194,9 +202,13 @@ def measure(name: str, folder: Path) -> None:
                 "antiphon": asdict(ours),
                 "comlrl": asdict(peer),
                 "comlrl_at_least": not peer.finished,
+                "projected_ratio": peer.projected and peer.projected / ours.period,
                 "ratio_with_start": peer.together / ours.together,
-                "cpu_ratio": peer.cpu / ours.cpu,
-                "memory_ratio": memory,
+                "cpu_ratio": peer.cpu and ours.cpu and peer.cpu / ours.cpu,
+                "memory_ratio": memory if peer.finished else None,
+                "times_of_a_quiet_machine": quiet and ours.period / quiet.period,
+                "least_seconds": asdict(least),
+                "of_the_least": least.period / ours.period,
             },
         )
     )

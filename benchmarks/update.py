@@ -25,6 +25,7 @@ from benchmarks import results
 from benchmarks.update_parts.flops import flops, needed, product_rate
 from benchmarks.update_parts.groups import group, policy
 from benchmarks.update_parts.plain import first_gradient, plain_gradient, relative_difference
+from benchmarks.update_parts.profile import seconds_by_part
 
 from antiphon.learner.arithmetic.buffer import RolloutBuffer
 from antiphon.learner.arithmetic.samples import TrainingSample
@@ -65,7 +66,9 @@ def main() -> None:
         update_cpu.append(time.process_time() - cpu)
         products.append(_products(pool, side_by_side))
     updates.close()
-    needs = sum(flops(p, s) for p, s in zip(policies, samples, strict=True))
+    parts = seconds_by_part(lambda: policies[0].step(samples[0][:NODES]))
+    print("seconds of a step on one thread: " + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()))
+    needs = sum(flops(p.model, needed(s)) for p, s in zip(policies, samples, strict=True))
     shares = _shares(needs, [wall for wall, _ in products], update_seconds)
     trained = sum(len(c.token_ids) for nodes in samples for n in nodes for c in n.completions)
     _write(
@@ -78,6 +81,7 @@ def main() -> None:
         product_gflop_per_second=[wall / 1e9 for wall, _ in products],
         shares=shares,
         shares_in_processor_seconds=_shares(needs, [cpu for _, cpu in products], update_cpu),
+        seconds_of_a_step_by_part=parts,
         gradient_against_plain=difference,
         agents_side_by_side=AGENTS,
         steps_of_an_update=STEPS,

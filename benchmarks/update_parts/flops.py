@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from antiphon.learner.arithmetic.samples import TrainingSample
-from antiphon.learner.policy.policy import Policy
 
 SQUARE = 1024
 """Rows, columns and depth of the plain product."""
@@ -46,15 +47,26 @@ def needed(nodes: Sequence[TrainingSample]) -> Needed:
     return Needed(tokens, pairs, head, kept)
 
 
-def flops(policy: Policy, nodes: Sequence[TrainingSample]) -> float:
+def needed_of(prompt: int, completions: int, tokens: int) -> Needed:
+    """The same of one prompt with so many completions of so many tokens; sampling sets aside."""
+    inputs = tokens - 1
+    pairs = completions * (inputs * prompt + inputs * (inputs + 1) // 2)
+    return Needed(
+        tokens=prompt + completions * inputs,
+        pairs=prompt * (prompt + 1) // 2 + pairs,
+        head=1 + completions * inputs,
+        kept=0,
+    )
+
+
+def flops(model: nn.Module, what: Needed) -> float:
     """Operations of forward and backward, two for each product and sum.
 
     Layers 2 x parameters a token forward and twice that backward; attention 4 x width a pair and
     layer forward (scores and sums of values), twice that backward; the head 2 x V x H a token
     forward, and backward 4 x H for each kept token, as the gradient of all others is 0.
     """
-    what, model = needed(nodes), policy.model
-    config = model.config
+    config: Any = model.config
     layers = sum(p.numel() for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2)
     width = config.num_attention_heads * config.head_dim
     return float(
