@@ -16,7 +16,7 @@ def one_agent_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     addresses: Sequence[str],
-    reward: Callable[[list[str]], list[float]],
+    reward: Callable[[list[str]], list[float]] | None,
     rows: Sequence[dict[str, str]],
     settings: dict[str, Any],
     **options: Any,
@@ -28,7 +28,7 @@ def one_agent_trainer(
         model: The agent.
         tokenizer: The agent's.
         addresses: Of its generation services.
-        reward: Scores completions.
+        reward: Scores completions; None where `options` say who does.
         rows: What it is trained on, in one epoch.
         settings: What else there is to say in the config.
         options: What else there is to say to the trainer.

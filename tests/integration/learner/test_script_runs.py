@@ -183,16 +183,22 @@ def test_an_exception_in_the_reward_stops_the_run_with_the_users_traceback(tmp_p
     assert call["joint_action_ids"] == ["train/1/0/0"]
 
 
-def test_a_reward_that_fails_is_missing_where_that_is_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_reward_that_fails_is_missing_where_that_is_configured(
+    tmp_path: Path, hangs: bool
+) -> None:
+    """U7, U2: the others are asked for, and count."""
     calls: list[int] = []
 
     def sometimes(a: list[str], b: list[str]) -> list[float]:
         calls.append(1)
-        if len(calls) == 1:
-            raise ValueError("the first one fails")
+        while len(calls) == 1:
+            if not hangs:
+                raise ValueError("the first one fails")
+            time.sleep(0.01)
         return length_gap(a, b)
 
-    args = CONFIG.replace(on_score_failure="missing", num_turns=1)
+    args = CONFIG.replace(on_score_failure="missing", num_turns=1, score_timeout=0.5)
     trainer = trainer_of(tmp_path, reward_func=sometimes, args=args)
     trainer.train()
     assert trainer.run_directory is not None
