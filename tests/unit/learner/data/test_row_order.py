@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.row_orders import shuffled_rows, shuffled_stream, split_mix
 
 from antiphon.learner.data.row_order import RowOrder
-from antiphon.learner.rollout.seeds import stable_hash
-
-
-def split_mix(state: int) -> int:
-    """SplitMix64 in whole numbers, an independent reference."""
-    z = state * 0x9E3779B97F4A7C15 % 2**64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-    return z ^ (z >> 31)
 
 
 def test_the_reference_is_split_mix() -> None:
@@ -22,9 +14,7 @@ def test_the_reference_is_split_mix() -> None:
 
 
 def test_rows_are_sorted_by_their_hash() -> None:
-    key = stable_hash("row order", 7, 3)
-    expected = sorted(range(50), key=lambda row: split_mix((key + row) % 2**64))
-    assert RowOrder(7).permutation(50, epoch=3) == expected
+    assert RowOrder(7).permutation(50, epoch=3) == shuffled_rows(50, seed=7, epoch=3)
 
 
 def test_another_epoch_or_seed_has_another_order_and_the_same_has_the_same() -> None:
@@ -35,17 +25,8 @@ def test_another_epoch_or_seed_has_another_order_and_the_same_has_the_same() -> 
 
 
 def test_a_stream_is_drawn_from_its_buffer() -> None:
-    """Worked out by hand: a buffer of three, from which the hash of the step takes."""
-    key = stable_hash("row order", 5, 1)
-    left, buffer, expected = list(range(3, 8)), [0, 1, 2], []
-    for step in range(8):
-        place = split_mix((key + step) % 2**64) % len(buffer)
-        expected.append(buffer[place])
-        if left:
-            buffer[place] = left.pop(0)
-        else:
-            buffer[place], buffer[-1] = buffer[-1], buffer[place]
-            buffer.pop()
+    """A buffer of three, from which the hash of the step takes."""
+    expected = shuffled_stream(8, seed=5, epoch=1, buffer_size=3)
     assert list(RowOrder(5, buffer_size=3).shuffled(range(8), epoch=1)) == expected
     assert sorted(expected) == list(range(8))
 
