@@ -1,24 +1,29 @@
 """A run of tiny models as a script, which kills itself where it is told to.
 
 python -m tests.e2e.resumable_run FOLDER [--resume] [--end KILL|TERM|ERROR PLACE:N]
-    [--addresses ADDRESS ADDRESS] [--staleness S]
+    [--addresses ADDRESS ADDRESS] [--staleness S] [--draws]
 
 It trains in FOLDER/runs and saves the agents in FOLDER/trained. When it comes to PLACE the N-th
 time, counted from 1 within this process, it sends itself SIGKILL or SIGTERM, or raises an error.
+With --draws the user's functions draw from the process's generators, in trees of one turn that are
+grown one at a time, so that the draws come in a fixed order.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from tests.e2e.tiny_task import reward as weigh
 from tests.e2e.tiny_task import transition as write_prompts
-from tests.support.models import tiny_model, tiny_tokenizer
+from tests.support.models import WORDS, tiny_model, tiny_tokenizer
 
 from antiphon.clients.generation import GenerationClient
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
@@ -42,12 +47,26 @@ CONFIG = MAGRPOConfig(
     rollout_buffer_size=4,
     train_batch_size=3,
     rollout_batch_size=2,
+    # A drain has a minibatch of each turn: one step from both.
+    gradient_accumulation_steps=2,
+    lr_scheduler_type="linear",
+    shuffle=True,
+    # At the start, in the middle of the second epoch and at the end.
+    eval_interval=6,
+    eval_num_samples=1,
+    best_metric="eval/turn_2/reward_mean",
     wire_dtype="float32",
     logging_steps=1,
     checkpoint_every_prompts=1,
     seed=11,
 )
 
+EVALUATED = "two blue cat"
+DRAWING = {
+    "num_turns": 1,
+    "rollout_batch_size": 1,
+    "best_metric": "eval/turn_1/reward_mean",
+}
 WITHOUT_PERIOD = {"checkpoint_interval": 0, "checkpoint_every_prompts": None}
 NO_PERIOD = "TESTS_NO_PERIODIC_CHECKPOINTS"
 """Environment variable that turns periodic checkpoints off."""
@@ -125,6 +144,12 @@ def watch_places(killer: Killer) -> None:
     CheckpointStore.__init__ = made  # type: ignore[method-assign, assignment]
 
 
+def drawn_number() -> float:
+    """One draw from each generator, that of normal numbers too, which keeps every second one."""
+    of_python, of_numpy = random.random() + random.gauss(), np.random.random() + np.random.normal()
+    return of_python + float(of_numpy) + float(torch.rand(()))
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("folder", type=Path)
@@ -132,15 +157,23 @@ def main() -> None:
     arguments.add_argument("--end", nargs=2, default=["KILL", "nowhere:1"])
     arguments.add_argument("--addresses", nargs=2)
     arguments.add_argument("--staleness", type=int, default=0)
+    arguments.add_argument("--draws", action="store_true")
     given = arguments.parse_args()
     how, at = given.end
     place, _, number = at.rpartition(":")
     killer = Killer(how, place, int(number))
     watch_places(killer)
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
 
-    def reward(*completions: list[str]) -> list[float]:
-        killer.visit("reward")
-        return [weigh(texts) for texts in zip(*completions, strict=True)]
+    def reward(*completions: list[str], phases: list[str]) -> list[float]:
+        drawn = drawn_number() if given.draws else 0.0
+        killer.visit("reward" if phases[0] == "train" else "evaluation")
+        return [drawn + weigh(texts) for texts in zip(*completions, strict=True)]
+
+    def prompt_of(item: dict[str, str]) -> str:
+        return f"{random.choice(WORDS)} {item['prompt']}"
 
     def transition(
         prompt: str,
@@ -164,9 +197,13 @@ def main() -> None:
         tokenizer=tokenizer,
         reward_func=reward,
         external_transition=transition,
+        formatters=prompt_of if given.draws else None,
         train_dataset=[{"prompt": prompt} for prompt in PROMPTS],
+        eval_dataset=[{"prompt": EVALUATED}],
         args=CONFIG.replace(
-            max_staleness=given.staleness, **(WITHOUT_PERIOD if NO_PERIOD in os.environ else {})
+            max_staleness=given.staleness,
+            **(WITHOUT_PERIOD if NO_PERIOD in os.environ else {}),
+            **(DRAWING if given.draws else {}),
         ),
         run_directory=given.folder / "runs",
         run_name="run",

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.e2e.resumable_run import NO_PERIOD
+from tests.e2e.resumable_run import CONFIG, NO_PERIOD, PROMPTS
 from tests.support import run_folders
 from tests.support.models import tiny_folder
 from tests.support.processes import Processes
+from tests.support.row_orders import shuffled_rows
 
 from antiphon.learner.record.rollout_reader import read_trees
 
 PROMPTS_BY_BATCH = [2, 4, 5, 7, 9, 10]
 """Five prompts in batches of two, for two epochs."""
-# Reward calls: a batch of two trees has 2 * (2 + 4) of joint actions. Updates: a buffer of four
-# nodes with minibatches of three, for each of two agents. Pushes: one per agent and publish.
+# Reward calls: a batch of two trees has 2 * (2 + 4) of joint actions. Updates: one per drain of
+# four nodes, for each of two agents. Pushes: one per agent and publish. Calls of an evaluation: one
+# per turn. A checkpoint has ten components.
 PLACES = [
     "incarnation stored:1",
     "push:1",
@@ -32,7 +34,8 @@ PLACES = [
     "update:12",
     "push:8",
     "record:3",
-    "checkpoint component:9",
+    "evaluation:3",
+    "checkpoint component:11",
     "checkpoint marked:3",
     "checkpoint renamed:4",
     "save:1",
@@ -70,17 +73,24 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_same(folder: Path, wanted: Path) -> None:
-    """Weights bit for bit; every prompt once in the metrics and the rollouts, with its figures."""
-    for agent in range(2):
-        weights = load_file(folder / "trained" / f"agent_{agent}" / "model.safetensors")
-        others = load_file(wanted / "trained" / f"agent_{agent}" / "model.safetensors")
-        assert weights.keys() == others.keys()
-        for name in weights:
-            assert weights[name].numpy().tobytes() == others[name].numpy().tobytes(), name
-    rows, other_rows = figures(folder), figures(wanted)
-    assert [row["prompts"] for row in rows] == PROMPTS_BY_BATCH
-    assert rows == other_rows
+def assert_same(
+    folder: Path, wanted: Path, prompts_by_batch: Sequence[int] = PROMPTS_BY_BATCH
+) -> None:
+    """Weights bit for bit; every prompt once in the metrics and the rollouts, with its figures.
+
+    The same of the evaluations, and the models of the best one.
+    """
+    for models in ("trained", "runs/run/best"):
+        for agent in range(2):
+            file = f"{models}/agent_{agent}/model.safetensors"
+            weights, others = load_file(folder / file), load_file(wanted / file)
+            assert weights.keys() == others.keys()
+            for name in weights:
+                assert weights[name].numpy().tobytes() == others[name].numpy().tobytes(), name
+    rows = figures(folder)
+    assert [row["prompts"] for row in rows if trains(row)] == list(prompts_by_batch)
+    assert [row["eval/number"] for row in rows if not trains(row)] == [1, 2, 3]
+    assert rows == figures(wanted)
     assert trees(folder) == trees(wanted)
 
 
@@ -90,6 +100,11 @@ def figures(folder: Path) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if not tells_time(name)}
         for row in run_folders.metrics(folder / "runs" / "run")
     ]
+
+
+def trains(row: dict[str, Any]) -> bool:
+    """Whether a row of the metrics is of training, or of an evaluation."""
+    return "eval/number" not in row
 
 
 def tells_time(name: str) -> bool:
@@ -142,13 +157,35 @@ def test_a_run_that_samples_ahead_and_is_killed_trains_every_prompt_once_within_
     kill(processes, tmp_path, "update:9", *ahead)
     code, log = run(processes, tmp_path, "--resume", *ahead)
     assert code == 0, log
-    rows = run_folders.metrics(tmp_path / "runs" / "run")
+    rows = [row for row in run_folders.metrics(tmp_path / "runs" / "run") if trains(row)]
     assert [row["prompts"] for row in rows] == PROMPTS_BY_BATCH
-    order = [(epoch, row) for epoch in (1, 2) for row in range(5)]
+    order = [
+        (epoch, row) for epoch in (1, 2) for row in shuffled_rows(len(PROMPTS), CONFIG.seed, epoch)
+    ]
     assert [(epoch, row) for epoch, row, _ in trees(tmp_path)] == order
     found = [row[f"agent_{agent}/staleness_max"] for row in rows for agent in range(2)]
     assert set(found) == {0, 1}, "as stale as it may be, and no more"
     assert all(0 <= row["agent_0/truncated_fraction"] <= 1 for row in rows)
+
+
+@pytest.mark.timeout(1800)
+def test_a_run_whose_functions_draw_random_numbers_goes_on_in_the_same_draws(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S12: the prompt under way is dropped and drawn for again; the fourth of ten.
+
+    The script seeds the generators whenever it starts, so what is drawn is the checkpoint's doing.
+    """
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    code, log = run(processes, whole, "--draws")
+    assert code == 0, log
+    with monkeypatch.context() as without_period:
+        without_period.setenv(NO_PERIOD, "1")
+        code, log = run(processes, parted, "--draws", "--end", "TERM", "reward:8")
+        assert code == 143, log
+    code, log = run(processes, parted, "--draws", "--resume")
+    assert code == 0, log
+    assert_same(parted, whole, range(1, 11))
 
 
 @pytest.mark.slow
@@ -182,7 +219,7 @@ def test_a_run_that_has_finished_ends_at_once_and_says_so(
     ("how", "place", "code", "checkpoint"),
     [
         ("TERM", "reward:20", 143, "checkpoint-00000002"),
-        ("TERM", "update:3", 143, "checkpoint-00000002"),
+        ("TERM", "update:2", 143, "checkpoint-00000002"),
         ("ERROR", "reward:20", 1, "checkpoint-00000002"),
     ],
     ids=["SIGTERM while sampling", "SIGTERM in an update", "an error of the reward function"],
@@ -218,7 +255,7 @@ def test_services_that_outlive_a_killed_learner_serve_the_resumed_one_its_own_we
     services = [processes.serve(f"agent-{n}", "generation", *options) for n in range(2)]
     addresses = ["--addresses", *(service.address(timeout=200) for service in services)]
     # The third publish of both agents is applied, its checkpoint is not written any more.
-    kill(processes, tmp_path, "checkpoint component:9", *addresses)
+    kill(processes, tmp_path, "checkpoint component:11", *addresses)
     code, log = run(processes, tmp_path, "--resume", *addresses)
     assert code == 0, log
     assert "runs/run/checkpoints/checkpoint-00000002\n" in log

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from antiphon.clients.waiting import progressed, waiting_for
+from antiphon.learner.checkpoints.random_state import RandomState
 from antiphon.learner.checkpoints.state_files import Part, load_part
 from antiphon.learner.checkpoints.store import Checkpoint, CheckpointStore
 from antiphon.learner.config.checkpoints import CheckpointSettings
@@ -94,6 +95,7 @@ class Checkpoints:
         self._resume = resume
         self._loaded: set[str] = set()
         self.components: dict[str, Part] = {"record": record}
+        self._random_state = RandomState()
         self.cursor = Cursor() if resume is None else cursor_of(resume)
         self._between_batches = False
         self._newest = resume
@@ -141,8 +143,14 @@ class Checkpoints:
         return True
 
     def ready(self) -> None:
-        """The first weights are published."""
-        self._between_batches = True
+        """The first weights are published.
+
+        Random generators go on where the run left off: user code that was tried until now, prompts
+        among it, has drawn from them.
+        """
+        self.components["random_state"] = self._random_state
+        self.load_new()
+        self._at_rest()
 
     def batch_begins(self) -> None:
         """A rollout batch is about to change the components.
@@ -162,7 +170,7 @@ class Checkpoints:
             end_of_epoch: Whether it was the epoch's last.
         """
         self.cursor = Cursor(epoch, self.cursor.rows_into(epoch) + rows, end_of_epoch)
-        self._between_batches = True
+        self._at_rest()
 
     async def batch_done(self, epoch: int, rows: int, *, end_of_epoch: bool) -> None:
         """All that follows a rollout batch is done too; save where that is due or asked for.
@@ -219,6 +227,10 @@ class Checkpoints:
                 f"{self._folder.path} follows incarnation {newest}, this learner is {own}. "
                 "It stops and writes nothing more."
             )
+
+    def _at_rest(self) -> None:
+        self._random_state.hold()
+        self._between_batches = True
 
     async def _save_or_tell(self) -> None:
         """Save; a disk that refuses does not end the run, whose work would be lost with it."""

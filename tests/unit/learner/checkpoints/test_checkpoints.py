@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from antiphon.clients.types import FieldError
 from antiphon.learner.checkpoints.checkpoints import Checkpoints, Cursor, cursor_of
+from antiphon.learner.checkpoints.random_state import kept_generators
 from antiphon.learner.checkpoints.store import Checkpoint, CheckpointStore
 from antiphon.learner.config.checkpoints import CheckpointSettings, checkpoint_settings
 from antiphon.learner.config.magrpo import MAGRPOConfig
@@ -184,6 +186,39 @@ async def test_a_part_that_is_new_to_a_checkpoint_starts_as_it_was_made(folder: 
     second.checkpoints.add("scheduler", [new])
     await second.start()
     assert (second.policy.prompts_done, new.prompts_done) == (20, 7)
+
+
+async def test_draws_for_a_prompt_that_is_not_trained_are_drawn_again(folder: RunFolder) -> None:
+    """S12: what ends the run early is saved after them; prompts are tried before the first."""
+    first = Run(folder)
+    with kept_generators():
+        await first.start()
+        await first.batch(1, 2)
+        wanted = random.random()
+        await first.checkpoints.save_rest()
+
+        second = Run(folder, resume=first.store.newest()[0])
+        await second.checkpoints.restore()
+        random.random()
+        await second.start()
+        assert random.random() == wanted
+
+
+async def test_a_checkpoint_without_random_generators_leaves_them_alone(folder: RunFolder) -> None:
+    first = Run(folder)
+    await first.start()
+    del first.checkpoints.components["random_state"]
+    await first.batch(1, 2)
+    await first.checkpoints.save_rest()
+    checkpoint = first.store.newest()[0]
+    assert checkpoint is not None
+    assert not checkpoint.holds("random_state")
+    with kept_generators():
+        random.seed(1)
+        wanted = random.random()
+        random.seed(1)
+        await Run(folder, resume=checkpoint).start()
+        assert random.random() == wanted
 
 
 async def test_who_asks_is_told_the_path_after_the_next_publish(folder: RunFolder) -> None:
