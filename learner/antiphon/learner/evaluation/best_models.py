@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.learner.checkpoints.state_files import flush
-from antiphon.learner.record.run_folder import damaged_value, json_object, write_atomically
+from antiphon.learner.record.run_folder import damaged_value, json_object
 
 ABOUT = "best.json"
 
@@ -68,17 +68,14 @@ class BestModels:
         shutil.rmtree(self._new, ignore_errors=True)
         self._save(self._new)
         written = {"metric": self.metric, "mode": self._mode, "value": value, **about}
-        (self._new / ABOUT).write_text(_json(written), encoding="utf-8")
+        text = json.dumps(written, indent=2, ensure_ascii=False) + "\n"
+        (self._new / ABOUT).write_text(text, encoding="utf-8")
         for path in sorted(self._new.rglob("*"), reverse=True):
             flush(path)
         flush(self._new)
         self._swap()
         self.value = value
         return self._folder
-
-    def tell(self, **about: Any) -> None:
-        """Say more in `best.json`."""
-        write_atomically(self._folder / ABOUT, _json({**self._kept(), **about}))
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, and what it is the best of."""
@@ -125,7 +122,3 @@ class BestModels:
         if not self._folder.exists() and self._old.exists():
             self._swap()
         return (self._folder / ABOUT).is_file()
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

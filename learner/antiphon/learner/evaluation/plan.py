@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from antiphon.clients.types import EvaluationResult
@@ -61,7 +60,6 @@ class Evaluations:
         self._best = best
         self._made = 0
         self._evaluated_at: int | None = None
-        self._best_at: int | None = None
 
     async def if_due(self, *, last: bool = False) -> None:
         """Evaluate where it is due.
@@ -106,14 +104,6 @@ class Evaluations:
                 request.fail(EvaluationRefusedError(reason))
                 self._status.note(f"an evaluation that was asked for failed: {reason}")
         return bool(requests)
-
-    async def tell_checkpoint(self) -> None:
-        """A checkpoint may have been written: the best models of this moment refer to it."""
-        saved = self._checkpoints.current
-        if self._best is None or saved is None or self._best_at != self._record.prompts_done:
-            return
-        self._best_at = None
-        await asyncio.to_thread(partial(self._best.tell, checkpoint=str(saved.path)))
 
     def state_dict(self) -> dict[str, Any]:
         """Evaluations made, after how many prompts the last one was due, and the best value."""
@@ -177,7 +167,6 @@ class Evaluations:
                 "prompts": self._record.prompts_done,
                 "joint_actions": self._record.joint_actions,
                 "weights_versions": [agent.weights_version for agent in self._status.agents],
-                "checkpoint": None,
             }
             try:
                 folder = await asyncio.to_thread(best.keep, value, about)
@@ -185,7 +174,6 @@ class Evaluations:
                 reason = f"{type(error).__name__}: {error}"
                 self._status.note(f"the best models could not be written: {reason}")
                 return
-            self._best_at = self._record.prompts_done
             self._status.note(f"best {best.metric} so far, {value:.4g}: {folder}")
 
 

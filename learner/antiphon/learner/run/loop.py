@@ -109,7 +109,6 @@ class TrainingRun:
         await self._evaluate(last=True)
         await self._answer_evaluations()
         await self._checkpoints.finished()
-        await self._tell_checkpoint()
 
     async def _train_batch(self, batch: RolloutBatch, grown: Grown) -> None:
         epoch, rows, end_of_epoch = batch.epoch, len(batch.rows), batch.end_of_epoch
@@ -143,7 +142,6 @@ class TrainingRun:
         last = whole or self._limits.reached is not None
         await self._evaluate(last=last)
         await self._checkpoints.batch_done(epoch, rows, end_of_epoch=end_of_epoch)
-        await self._tell_checkpoint()
 
     def _pipeline(self) -> Pipeline:
         return Pipeline(
@@ -177,10 +175,6 @@ class TrainingRun:
     async def _answer_evaluations(self) -> bool:
         """Evaluate for those who asked for it; whether somebody did."""
         return self._evaluations is not None and await self._evaluations.answer()
-
-    async def _tell_checkpoint(self) -> None:
-        if self._evaluations is not None:
-            await self._evaluations.tell_checkpoint()
 
     async def _go_on(self) -> None:
         """Answer and wait while paused; StoppedError where the run is to end."""

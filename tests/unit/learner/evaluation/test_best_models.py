@@ -55,21 +55,15 @@ def test_only_a_better_value_is_better(
 def test_better_models_take_the_place_of_those_before(tmp_path: Path) -> None:
     models = Models()
     best = best_in(tmp_path, models)
-    assert best.keep(0.25, {"epoch": 1, "checkpoint": None}) == tmp_path / "best"
+    assert best.keep(0.25, {"epoch": 1, "prompts": 8}) == tmp_path / "best"
     assert kept(tmp_path) == (
         "first",
-        {"metric": METRIC, "mode": "max", "value": 0.25, "epoch": 1, "checkpoint": None},
+        {"metric": METRIC, "mode": "max", "value": 0.25, "epoch": 1, "prompts": 8},
     )
     models.name = "second"
     best.keep(0.5, {"epoch": 2})
-    best.tell(checkpoint="there")
     model, about = kept(tmp_path)
-    assert (model, about["value"], about["epoch"], about["checkpoint"]) == (
-        "second",
-        0.5,
-        2,
-        "there",
-    )
+    assert (model, about["value"], about["epoch"]) == ("second", 0.5, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
@@ -153,5 +147,3 @@ def test_a_damaged_file_about_them_is_named_with_what_is_wrong(
     (tmp_path / "best" / "best.json").write_text(text)
     with pytest.raises(FieldError, match=rf"best\.json: got {problem}.*take it from a copy"):
         best_in(tmp_path).load_state_dict(before.state_dict())
-    with pytest.raises(FieldError, match=rf"best\.json: got {problem}"):
-        before.tell(checkpoint="there")

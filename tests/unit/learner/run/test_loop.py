@@ -146,9 +146,6 @@ class Exams:
             request.deliver(EvaluationResult("", {}))
         return bool(waiting)
 
-    async def tell_checkpoint(self) -> None:
-        self.told.append("tell checkpoint")
-
 
 async def test_the_first_push_comes_before_anything_and_each_batch_publishes_once() -> None:
     """The last batch of an epoch causes the epoch's last drain, and still publishes once."""
@@ -216,9 +213,9 @@ async def test_evaluations_come_before_the_first_prompt_and_between_training_and
     ).train()
     assert between.told == [
         *("ready", "evaluate"),
-        *("begins", "trained 1:1", "evaluate", "done 1:1", "tell checkpoint"),
-        *("begins", "trained 1:1", "evaluate, last", "done 1:1, end of epoch", "tell checkpoint"),
-        *("evaluate, last", "finished", "tell checkpoint"),
+        *("begins", "trained 1:1", "evaluate", "done 1:1"),
+        *("begins", "trained 1:1", "evaluate, last", "done 1:1, end of epoch"),
+        *("evaluate, last", "finished"),
     ]
 
 
@@ -235,7 +232,7 @@ async def test_a_run_that_a_limit_ends_evaluates_before_its_last_checkpoint() ->
     )
     await run.train()
     assert "begins" not in between.told
-    assert between.told[-3:] == ["evaluate, last", "finished", "tell checkpoint"]
+    assert between.told[-2:] == ["evaluate, last", "finished"]
 
 
 async def test_an_evaluation_that_is_asked_for_during_a_pause_does_not_wait_for_the_end_of_it() -> (
