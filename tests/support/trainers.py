@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphon.clients.endpoint import Endpoint
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 
 
@@ -15,7 +16,7 @@ def one_agent_trainer(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    addresses: Sequence[str],
+    addresses: Sequence[Endpoint | str],
     reward: Callable[[list[str]], list[float]] | None,
     rows: Sequence[dict[str, str]],
     settings: dict[str, Any],
