@@ -92,8 +92,8 @@ def _untrained(made: Completion) -> TrainedCompletion:
 class Rewards:
     """The user's reward function, called as the service calls it, without the wire."""
 
-    def __init__(self, function: Callable[..., Any], num_agents: int) -> None:
-        self._function = RewardFunction(function, num_agents)
+    def __init__(self, function: Callable[..., Any], num_agents: int, batch_size: int = 1) -> None:
+        self._function = RewardFunction(function, num_agents, batch_size)
 
     async def score(
         self,
