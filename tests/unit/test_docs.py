@@ -1,5 +1,6 @@
 """Documents say what is so: generated pages are fresh, links lead somewhere, commands exist."""
 
+import inspect
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import command, run
 
+from antiphon.learner import MAGRPOTrainer
 from antiphon.learner.config.run_file import load_run_config
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +53,13 @@ def help_of(*subcommand: str) -> str:
 
 def test_the_generated_pages_are_what_the_code_says() -> None:
     run([sys.executable, str(ROOT / "docs" / "generate.py"), "--check"])
+
+
+def test_every_argument_of_the_trainer_is_in_its_table() -> None:
+    page = (ROOT / "docs" / "coming_from_comlrl.md").read_text()
+    section = page.partition("## The trainer in a script\n")[2].partition("\n## ")[0]
+    arguments = inspect.signature(MAGRPOTrainer).parameters
+    assert [name for name in arguments if f"`{name}`" not in section] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
