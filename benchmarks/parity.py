@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.parity_parts import cases, models, our_faults, our_run, our_training, relations
+from benchmarks.parity_parts import (
+    cases,
+    models,
+    our_evaluation,
+    our_faults,
+    our_logprobs,
+    our_run,
+    our_training,
+    relations,
+)
 from benchmarks.parity_parts.page import page, terminal
 from benchmarks.parity_parts.rows import Row, largest_by_name, machine, rows
 from benchmarks.peer import ROOT, run_peer
@@ -48,7 +57,7 @@ def measure(folder: Path) -> list[Row]:
     """Run both sides, exchanging files in `folder`."""
     for agent in range(3):
         models.folder(folder, agent)
-    scenario, right = our_faults.draw(folder)
+    scenario, right = our_logprobs.scenario(folder)
     (folder / "scenario.json").write_text(json.dumps(scenario))
     run_peer("benchmarks.parity_parts.comlrl_main", str(folder))
     told = json.loads((folder / "comlrl.json").read_text())
@@ -56,6 +65,7 @@ def measure(folder: Path) -> list[Row]:
     differences = largest_by_name(
         [
             *grid(told["grid"]),
+            *our_evaluation.evaluations(told["evaluations"]),
             *our_training.training(folder, told["training"], tensors),
             *our_training.half_dead(folder, tensors),
             *our_training.reference_kl(folder, told["reference_kl"]),

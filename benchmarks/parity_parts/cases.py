@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from benchmarks.parity_parts.script import TASKS
+
 MODES = ("mean", "rloo", "max", "raw")
 
 
@@ -109,6 +111,14 @@ def metrics() -> list[Case]:
         (3, 2, "cross", 2),
     )
     return [_training(*shape, "mean", True, buffer=100) for shape in shapes]
+
+
+def evaluations() -> list[Case]:
+    """Evaluations of 1 to 3 agents over 1 to 3 turns, a single path per task."""
+    return [
+        _training(num_agents, num_turns, "aligned", 2, "mean", False, buffer=1, tasks=TASKS)
+        for num_agents, num_turns in product((1, 2, 3), (1, 2, 3))
+    ]
 
 
 def _training(

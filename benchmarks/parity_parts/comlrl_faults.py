@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.parity_parts import models, script
+from benchmarks.parity_parts import comlrl_user_faults, models, script
 from benchmarks.parity_parts.cases import MODES
+from benchmarks.parity_parts.comlrl_evaluation import evaluation_discount, evaluation_draws
 from benchmarks.parity_parts.comlrl_trainer import (
     Recorder,
     StubModel,
@@ -19,7 +20,7 @@ from benchmarks.parity_parts.comlrl_trainer import (
     make_trainer,
     script_generate,
 )
-from benchmarks.parity_parts.faults import (
+from benchmarks.parity_parts.scenarios import (
     CROSS_REWARDS,
     EQUAL,
     FOUR,
@@ -67,8 +68,19 @@ def pad_is_end() -> float:
     return float(sum(_first(_trained(*TWO_LENGTHS, pad=EOS))["weights"][0][1:]))
 
 
-def kl_of_end() -> float:
-    return float(_trained(*TWO_LENGTHS, pad=EOS).generated[0]["response_lens"][0])
+def kl_of_end(folder: Path) -> float:
+    answers, rewards = TWO_LENGTHS
+    model = models.load(models.folder(folder, 0))
+    trainer = make_trainer(
+        small_case(reference_kl=0.1),
+        [model],
+        models.tokenizer(pad=EOS),
+        answers=lambda _, sample: answers[sample],
+        reward=numbered(answers, rewards),
+    )
+    models.move(model)
+    trainer.train()
+    return float(trainer.generated[0]["reference_kls"][0])
 
 
 def pad_in_prompt() -> float:
@@ -229,49 +241,14 @@ def later_turns_logged() -> float:
     return float(sum("turn_2/reward_mean" in figures for _, figures in logged(trainer.train)))
 
 
-def by_count() -> float:
-    def reward(a: list[str], b: list[str], bonus: Any = None) -> list[float]:  # noqa: ARG001
-        return [1.0 if bonus else 0.0]
-
-    stubs = [StubModel(), StubModel()]
-    trainer = make_trainer(small_case(num_agents=2), stubs, models.tokenizer(), reward=reward)
-    trainer.train()
-    return float(trainer.samples["0"]["t0"]["returns"][0])
-
-
-def type_error() -> float:
-    calls = []
-
-    def reward(a: list[str]) -> list[float]:
-        calls.append(a)
-        raise TypeError("in the user's own code")
-
-    trainer = make_trainer(small_case(), [StubModel()], models.tokenizer(), reward=reward)
-    _name_of(trainer.train)
-    return float(len(calls))
-
-
-def changed_history() -> float:
-    seen: list[int] = []
-
-    def transition(prompt_history_per_agent: list[list[str]], **given: Any) -> list[str]:
-        seen.append(len(prompt_history_per_agent[0]))
-        prompt_history_per_agent[0].append("changed")
-        return script.transition(**given)
-
-    case = small_case(num_turns=2)
-    trainer = make_trainer(case, [StubModel()], models.tokenizer(), transition=transition)
-    trainer.train()
-    return float(seen[1])
-
-
 def run(folder: Path, scenario: Scenario) -> dict[str, float | str]:
     """Every fault's number."""
     found: dict[str, float | str] = {
+        **comlrl_user_faults.run(folder),
         "end_token": end_token(),
         "after_the_end": after_the_end(),
         "pad_is_end": pad_is_end(),
-        "kl_of_end": kl_of_end(),
+        "kl_of_end": kl_of_end(folder),
         "pad_in_prompt": pad_in_prompt(),
         "equal_rewards": equal_rewards(folder),
         "missing_reward": missing_reward(),
@@ -279,6 +256,8 @@ def run(folder: Path, scenario: Scenario) -> dict[str, float | str]:
         "dropout": dropout(scenario),
         "bfloat16": bfloat16(folder),
         "discount": discount(),
+        "evaluation_discount": evaluation_discount(),
+        "evaluation_draws": evaluation_draws(folder),
         "crossed": crossed(),
         "top_k_off": top_k_off(folder),
         "long_prompt": long_prompt(),
@@ -287,9 +266,6 @@ def run(folder: Path, scenario: Scenario) -> dict[str, float | str]:
         "three_agents": three_agents(),
         "iterable": iterable(),
         "later_turns_logged": later_turns_logged(),
-        "by_count": by_count(),
-        "type_error": type_error(),
-        "changed_history": changed_history(),
     }
     for mode in MODES[1:]:
         found[f"normalised_{mode}"] = normalised(mode)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.parity_parts import cases, comlrl_faults, models, script
+from benchmarks.parity_parts import cases, comlrl_evaluation, comlrl_faults, models, script
 from benchmarks.parity_parts.cases import Case
 from benchmarks.parity_parts.comlrl_trainer import Recorder, StubModel, logged, make_trainer
 from safetensors.torch import save_file
@@ -31,11 +31,12 @@ def _outcome(trainer: Recorder) -> dict[str, Any]:
 
 
 def _keep(name: str, trainer: Recorder, tensors: Tensors) -> None:
-    """Gradients of each agent's steps, numbered from 0, and the weights at the end."""
+    """Gradients of each agent's steps, numbered from 0, weights before them and at the end."""
     steps = [0] * len(trainer.agents)
-    for agent, gradients in trainer.gradients:
-        for parameter, gradient in gradients.items():
-            tensors[f"{name}/gradient/{agent}/{steps[agent]}/{parameter}"] = gradient
+    for (agent, gradients), weights in zip(trainer.gradients, trainer.weights, strict=True):
+        for what, found in (("gradient", gradients), ("before", weights)):
+            for parameter, value in found.items():
+                tensors[f"{name}/{what}/{agent}/{steps[agent]}/{parameter}"] = value
         steps[agent] += 1
     for agent, model in enumerate(trainer.agents):
         for parameter, value in model.named_parameters():
@@ -109,6 +110,7 @@ def main(folder: Path) -> None:
         "training": training(folder, tokenizer, tensors),
         "reference_kl": reference_kl(folder, tokenizer),
         "metrics": metrics(tokenizer),
+        "evaluations": comlrl_evaluation.evaluations(),
         "faults": comlrl_faults.run(folder, scenario),
     }
     (folder / "comlrl.json").write_text(json.dumps(told))

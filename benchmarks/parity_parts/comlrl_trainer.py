@@ -76,6 +76,7 @@ class Recorder(MAGRPOTrainer):
         self.steps: list[tuple[int, int, int, list[str]]] = []
         self.losses: list[tuple[int, float]] = []
         self.gradients: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
         self.drains = [0] * self.num_agents
         self.generated: list[dict[str, Any]] = []
         self._computed: list[tuple[dict[str, Any], list[torch.Tensor], float, list[float]]] = []
@@ -154,8 +155,9 @@ class Recorder(MAGRPOTrainer):
             }
         self.steps.append((agent, self.drains[agent], self._turn, nodes))
         self.losses.append((agent, sum(loss for _, _, loss, _ in self._computed) / batch))
-        named = self.agents[agent].named_parameters()
-        gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
+        named = dict(self.agents[agent].named_parameters())
+        self.weights.append({n: p.detach().clone() for n, p in named.items()})
+        gradients = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
         self.gradients.append((agent, gradients))
         self._computed = []
 

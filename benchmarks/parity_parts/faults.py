@@ -7,67 +7,11 @@ project keeps; A is the advantage, n the number of completions of a group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.parity_parts import script
-from benchmarks.parity_parts.cases import Case
-from benchmarks.parity_parts.script import EOS
 
-Scenario = Mapping[str, Any]
-Group = tuple[tuple[tuple[str, ...], ...], tuple[float, ...]]
-
-SAME_LENGTH: Group = ((("w1", EOS), ("w2", EOS)), (1.0, 0.0))
-TWO_LENGTHS: Group = ((("w1", EOS), ("w2", "w3", "w4", EOS)), (1.0, 0.0))
-EQUAL: Group = (SAME_LENGTH[0], (0.5, 0.5))
-MISSING: Group = (
-    (("w1", "w9", EOS), ("w2", "w9", EOS), ("w3", "w9", EOS), ("w4", "w9", EOS)),
-    (1.0, math.nan, 0.5, math.inf),
-)
-FOUR: Group = (MISSING[0], (1.0, 2.0, 4.0, 5.0))
-CROSS_REWARDS = {"s0s0": 1.0, "s0s1": 0.0, "s1s0": 0.5, "s1s1": 0.25}
-"""By the two agents' completions."""
-
-
-def small_case(**changes: Any) -> Case:
-    """One agent, one turn, two completions, one step; no normalisation."""
-    settings: dict[str, Any] = {
-        "num_agents": 1,
-        "num_turns": 1,
-        "joint_mode": "aligned",
-        "num_generations": 2,
-        "threshold": None,
-        "mode": "mean",
-        "normalize": False,
-        "tasks": ("t0",),
-        "rollout_buffer_size": 1,
-    }
-    return Case(**{**settings, **changes})
-
-
-def numbered(
-    answers: Sequence[Sequence[str]], rewards: Sequence[float]
-) -> Callable[[list[str]], list[float]]:
-    """A reward function that knows one agent's answers by their first word."""
-    known = {words[0]: value for words, value in zip(answers, rewards, strict=True)}
-    return lambda texts: [known[text.split()[0]] if text else 0.0 for text in texts]
-
-
-def logprob(
-    logits: Sequence[float], token: int, *, temperature: float, top_k: int, top_p: float
-) -> float:
-    """Log-probability of a token after temperature, then top-k, then top-p, in plain Python."""
-    likeliest = sorted((-z / temperature, i) for i, z in enumerate(logits))[:top_k]
-    masses = [(math.exp(likeliest[0][0] - z), i) for z, i in likeliest]
-    total, before, kept = math.fsum(m for m, _ in masses), 0.0, []
-    for mass, i in masses:
-        if before >= top_p:
-            break
-        kept.append((mass, i))
-        before += mass / total
-    probability = {i: mass for mass, i in kept}[token] / math.fsum(m for m, _ in kept)
-    return math.log(probability)
+REFUSED = "refused"
 
 
 def _normalised(mode: str) -> float:
@@ -120,9 +64,10 @@ FAULTS = (
     Fault(
         "kl_of_end",
         "L2",
-        "and the tokens of `w1 </s>` that its reference KL is summed over",
-        "w1 and the end token",
-        2.0,
+        "reference KL of `w1 </s>` there, once every weight has grown by a twentieth",
+        "k3 of w1 and of the end token, in plain Python from the logits of both models",
+        None,
+        1e-5,
     ),
     Fault(
         "pad_in_prompt",
@@ -170,6 +115,13 @@ FAULTS = (
         _FIRST_REWARD,
     ),
     Fault(
+        "evaluation_discount",
+        "L8",
+        "`eval/turn_1/expected_return`, rewards 1 and 0.5 at turns 1 and 2, discount 0.5",
+        "1 + 0.5 * 0.5",
+        1.25,
+    ),
+    Fault(
         "crossed",
         "L9",
         'return of completion 1 of agent 0, joint_mode="crossed", rewards 1, 0, 0.5, 0.25',
@@ -202,7 +154,7 @@ FAULTS = (
         "L12",
         "tokens that the model sees of a prompt of 100, where 32 fit",
         "none: refused by name, nothing is cut",
-        "refused",
+        REFUSED,
     ),
     Fault(
         "two_bos",
@@ -224,6 +176,14 @@ FAULTS = (
         "three models and num_agents left at its default",
         "three agents, no error",
         "none",
+    ),
+    Fault(
+        "evaluation_draws",
+        "L19",
+        "largest difference of a weight between a run with evaluations and one without",
+        "an evaluation trains nothing",
+        0.0,
+        1e-12,
     ),
     Fault(
         "later_turns_logged",
@@ -262,10 +222,31 @@ FAULTS = (
         1.0,
     ),
     Fault(
+        "one_for_four",
+        "U3",
+        "rewards made of the one number returned for 4 joint actions of 2 agents (`IACTrainer`)",
+        "none: refused, one number per joint action is wanted",
+        REFUSED,
+    ),
+    Fault(
+        "two_for_one",
+        "U3",
+        "reward of a joint action for which `[0.25, 0.75]` was returned",
+        "none: refused likewise",
+        REFUSED,
+    ),
+    Fault(
         "changed_history",
         "U4",
         "prompts in the history that a sibling branch sees after a transition changed its own",
         "each sees its own: one",
         1.0,
+    ),
+    Fault(
+        "half_a_transition",
+        "U5",
+        'what agent 0 is asked at turn 2 of the task `t0`, after `[None, "x"]` from the transition',
+        "nothing: refused, every agent needs a prompt",
+        REFUSED,
     ),
 )

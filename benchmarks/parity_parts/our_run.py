@@ -329,8 +329,8 @@ async def _run(case: Case, discount: float, given: Mapping[str, Any]) -> Ran:
 def run(case: Case, *, discount: float = 1.0, **given: Any) -> Ran:
     """Run a case.
 
-    `given`: tokenizer, answers, reward, reward_batch_size, transition, policies, references; `track`
-    writes the metrics; `roots` are trees that the same case of another mode grew.
+    `given`: tokenizer, answers, reward, reward_batch_size, transition, policies, references;
+    `track` writes the metrics; `roots` are trees that the same case of another mode grew.
     """
     return asyncio.run(_run(case, discount, given))
 

@@ -51,10 +51,14 @@ def training(folder: Path, told: Told, tensors: Tensors) -> Found:
             if any(sample.dead for batch in watched.minibatches for sample in batch):
                 raise ValueError(f"{case.name}: a dead group; choose other tasks")
             theirs = [loss for whose, loss in losses if whose == agent]
+            model = models.load(models.folder(folder, agent))
             for number, (loss, stats) in enumerate(zip(theirs, watched.stats, strict=True)):
                 yield "loss", abs(loss - stats.loss) / watched.sizes[number]
                 found = _steps(tensors, f"{case.name}/gradient/{agent}/{number}/")
-                yield "gradient", _gradient_gap(found, watched.gradients[number])
+                model.load_state_dict(_steps(tensors, f"{case.name}/before/{agent}/{number}/"))
+                batch = watched.minibatches[number]
+                _, gradient = our_run.gradient(model, batch, ratio=number == 0)
+                yield "gradient", _gradient_gap(found, gradient)
             weights = _steps(tensors, f"{case.name}/weights/{agent}/")
             for name, parameter in policies[agent].model.named_parameters():
                 yield "weights", float((weights[name] - parameter.detach()).abs().max())

@@ -12,11 +12,12 @@ HEAD = """\
 
 `make bench-parity` runs CoMLRL 1.4.3 in an environment of its own and antiphon on the same
 scripted completions and rewards, and holds every number of one against the other's. CoMLRL is
-driven through its real trainer (`train()`; only `generate` is scripted), antiphon through its
-rollout, returns, advantages, buffers, policies and record. The command fails where a row below
-does not hold. The equations of antiphon's side are on the [architecture](architecture.md) page and
-in the docstrings of `antiphon.learner.arithmetic` (`returns`, `advantages`, `loss`); the
-differences as a user meets them are in [coming from CoMLRL](coming_from_comlrl.md).
+driven through its real trainer (`train()` and `evaluate()`; `generate` is scripted, but for L11,
+L19 and the first row of U3). antiphon is driven through its rollout, returns, advantages, buffers,
+policies, references, sampler, evaluations and record, and for L18, L19 and L22 in whole runs of
+`MAGRPOTrainer` and its services, where nothing is scripted. The command fails where a row below
+does not hold. The equations of antiphon's side are in [algorithms](algorithms.md), the differences
+as a user meets them in [coming from CoMLRL](coming_from_comlrl.md).
 
 The grid: 1 to 3 agents, 1 to 3 turns, `aligned` (4 completions) and `cross` (2 completions), early
 termination off and on, the four advantage modes, with normalisation off and on. Rewards are
@@ -51,6 +52,10 @@ FAULT_HEAD = """
 A row holds where antiphon's number is the right one and CoMLRL's is not. A is the advantage, n the
 number of completions of the group. Letters and numbers name the kind of failure: L of learning, U
 of user functions; tests carry the same names.
+
+A reward function that never returns (U7) has no number: CoMLRL waits for it and never ends. In
+antiphon `score_timeout` ends the call, and `on_score_failure` says whether its score is missing or
+the run stops.
 
 | | what | CoMLRL | antiphon | right | by hand | |
 |---|---|---:|---:|---:|---|---|

@@ -31,10 +31,14 @@ EQUAL: dict[str, str] = {
     "advantages_normalised": "advantage, `mean`, normalised, aligned and cross",
     "order": "optimiser steps that differ in agent, drain, turn, size or nodes",
 }
+EVALUATION: dict[str, str] = {
+    "evaluation_rewards": "`eval/turn_k/reward_mean`, single paths to the last turn",
+    "evaluation_returns": "`eval/turn_k/expected_return` of these, `discount` 1",
+}
 TRAINING: dict[str, str] = {
     "loss": "loss of each optimiser step, relative to the sum of its terms' sizes",
-    "gradient": "gradient of each step, importance ratio on at the first: norm of the difference, "
-    "relative",
+    "gradient": "gradient of each step at the same weights, importance ratio on at the first: norm "
+    "of the difference, relative",
     "weights": "weights after all steps of AdamW",
     "reference_kl": "reference KL of each completion, relative where it is above 1",
     "kl_returns": "return of each completion less its reference KL, aligned",
@@ -66,6 +70,10 @@ RELATIONS: dict[str, tuple[str, str]] = {
     "discount": (
         f"return of each joint action at `discount` {DISCOUNT}, which CoMLRL leaves out",
         "R_CoMLRL = sum_d D_d and R_ours = sum_d discount^d D_d, D_d the mean reward d turns on",
+    ),
+    "evaluation_returns_discounted": (
+        f"`eval/turn_k/expected_return` at `discount` {DISCOUNT}, which CoMLRL leaves out",
+        "R_CoMLRL = sum_d D_d and R_ours = sum_d discount^d D_d, D_d the mean reward of turn k + d",
     ),
     "cross_kl_returns": (
         "return less reference KL in `cross`: CoMLRL takes it off the sum, c is its coefficient",
@@ -145,6 +153,26 @@ def compare_discount(comlrl: Told, ours: Told, case: Case) -> Iterator[tuple[str
             yield "discount", abs(math.fsum(later) - plain)
             weighed = math.fsum(DISCOUNT**turns * d for turns, d in enumerate(later))
             yield "discount", abs(weighed - discounted)
+
+
+def compare_evaluation(
+    case: Case,
+    comlrl: Mapping[str, float],
+    ours: Mapping[str, float],
+    discounted: Mapping[str, float],
+) -> Iterator[tuple[str, float]]:
+    """Figures of one evaluation along single paths; `discounted` are ours at DISCOUNT."""
+    turns = [f"eval/turn_{turn}" for turn in range(1, case.num_turns + 1)]
+    rewards = [comlrl[f"{turn}/reward_mean"] for turn in turns]
+    for number, turn in enumerate(turns):
+        expected = comlrl[f"{turn}/expected_return"]
+        yield "evaluation_rewards", abs(rewards[number] - ours[f"{turn}/reward_mean"])
+        yield "evaluation_returns", abs(expected - ours[f"{turn}/expected_return"])
+        later = rewards[number:]
+        yield "evaluation_returns_discounted", abs(math.fsum(later) - expected)
+        weighed = math.fsum(DISCOUNT**turns_on * d for turns_on, d in enumerate(later))
+        gap = abs(weighed - discounted[f"{turn}/expected_return"])
+        yield "evaluation_returns_discounted", gap
 
 
 def mean_reward_later(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.parity_parts.faults import FAULTS
-from benchmarks.parity_parts.relations import EQUAL, RELATIONS, TRAINING
+from benchmarks.parity_parts.relations import EQUAL, EVALUATION, RELATIONS, TRAINING
 from benchmarks.peer import BASELINE
 
 LIMIT = 1e-6
@@ -42,14 +42,14 @@ def rows(
     """All rows; a quantity that nothing was measured of does not hold.
 
     Args:
-        differences: By name of relations.EQUAL, TRAINING and RELATIONS.
+        differences: By name of relations.EQUAL, EVALUATION, TRAINING and RELATIONS.
         comlrl: CoMLRL's number or word by name of faults.FAULTS.
         ours: Ours.
         right: The right ones that were computed on the way.
         where: The machine.
     """
     made = []
-    for name, what in {**EQUAL, **TRAINING}.items():
+    for name, what in {**EQUAL, **EVALUATION, **TRAINING}.items():
         made.append(_difference("equal", name, what, "", differences.get(name), where))
     for name, (what, relation) in RELATIONS.items():
         made.append(_difference("relation", name, what, relation, differences.get(name), where))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from benchmarks.parity_parts import cases, page, relations, rows
-from benchmarks.parity_parts.faults import FAULTS, Fault, logprob, small_case
+from benchmarks.parity_parts.faults import FAULTS, Fault
+from benchmarks.parity_parts.scenarios import TWO_TURNS, answer_of_turn, k3, logprob, small_case
 from benchmarks.parity_parts.script import child, label, transition
 from benchmarks.peer import ROOT
 
@@ -78,6 +79,33 @@ def test_a_difference_is_found_and_named() -> None:
     assert other["rewards"] == 0.0
 
 
+def test_an_evaluation_is_compared_turn_by_turn_with_discount_and_without() -> None:
+    case = small_case(num_turns=2)
+    theirs = {
+        "eval/turn_1/reward_mean": 1.0,
+        "eval/turn_1/expected_return": 1.5,
+        "eval/turn_2/reward_mean": 0.5,
+        "eval/turn_2/expected_return": 0.5,
+    }
+    discounted = {**theirs, "eval/turn_1/expected_return": 1.25}
+    found = list(relations.compare_evaluation(case, theirs, theirs, discounted))
+    names = {*relations.EVALUATION, "evaluation_returns_discounted"}
+    assert {name for name, _ in found} == names
+    assert not any(value for _, value in found)
+    ours = {**theirs, "eval/turn_2/reward_mean": 0.25}
+    # theirs stand for a discount that is left out: 1.5 where 1 + 0.5 * 0.5 is right.
+    other = list(relations.compare_evaluation(case, theirs, ours, theirs))
+    assert [pair for pair in other if pair[1]] == [
+        ("evaluation_returns_discounted", 0.25),
+        ("evaluation_rewards", 0.25),
+    ]
+
+
+def test_the_answers_of_two_turns_are_told_apart_by_the_prompt() -> None:
+    asked = ("t0 a0", f"{child('t0', [0])} a0")
+    assert tuple(answer_of_turn(prompt, 0) for prompt in asked) == TWO_TURNS[0]
+
+
 def test_in_cross_a_sum_is_held_against_a_mean() -> None:
     case = replace(small_case(num_agents=2), joint_mode="cross")
     theirs = _told([1.0, 0.5], [0.25, -0.25], steps=[[0, 0, 1, ["t0"]]])
@@ -105,6 +133,12 @@ def test_a_log_probability_by_hand_is_over_what_is_kept() -> None:
     # At temperature 0.5 the masses are 16 : 4 : 1 : 1, and top-k keeps three of them.
     sharp = logprob(logits, 2, temperature=0.5, top_k=3, top_p=1.0)
     assert sharp == pytest.approx(math.log(1 / 21))
+
+
+def test_a_reference_kl_by_hand_is_k3_of_a_token() -> None:
+    # The reference holds the token half as likely: 1/2 - log(1/2) - 1.
+    assert k3(math.log(0.5), math.log(0.25)) == pytest.approx(math.log(2) - 0.5)
+    assert k3(-1.5, -1.5) == 0.0
 
 
 def test_a_prompt_names_its_node() -> None:
