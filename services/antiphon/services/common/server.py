@@ -14,7 +14,6 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -24,6 +23,7 @@ from antiphon.services.common.access import Access, Auth
 from antiphon.services.common.admission import HEALTH_BYTES, Admission, Limits, Requests
 from antiphon.services.common.backlog import bound_backlog
 from antiphon.services.common.errors import StartError
+from antiphon.services.common.health import Health
 from antiphon.services.common.interception import Streams
 from antiphon.services.common.interceptors import Errors, Identity, Metrics, Traces
 from antiphon.services.common.prometheus import (
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _HEALTH_CONNECTIONS = 128
 _BEYOND_GRACE = 60.0
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Server:
@@ -79,7 +77,7 @@ class Server:
         self._register = register
         self._registry = registry
         self._metrics = Metrics(rpc_metrics(registry))
-        self._health = HealthServicer()
+        self._health = Health(self._services)
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
         self._close_metrics: Callable[[], None] | None = None
@@ -140,8 +138,7 @@ class Server:
 
     async def set_serving(self, serving: bool) -> None:
         """Sets what health says of the server and of each of its services."""
-        for service in ("", *self._services):
-            await self._health.set(service, _SERVING if serving else _NOT_SERVING)
+        await self._health.set_serving(serving)
 
     async def calls_ended(self) -> None:
         """Returns once no call is in flight, health and reflection aside."""
