@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ _CUT_TOKENS = 64
 
 
 _WANTED = (
-    "a folder with config.json, safetensors and a tokenizer, a .gguf file, or a name that the model "
-    "hub knows"
+    "a folder with config.json, safetensors and a tokenizer, a .gguf file, or a name that the "
+    "model hub knows"
 )
 
 
@@ -130,13 +130,23 @@ def load_tokenizer(source: str | Path, *, gguf_file: str | None = None) -> PreTr
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """All ids that end a completion: of generation config, config and tokenizer, ascending."""
+    """All ids that end a completion: of generation config, config and tokenizer, ascending.
+
+    Raises:
+        FieldError: One of them names something else.
+    """
     ids: set[int] = set()
     config = model.config.get_text_config()
     for holder in (model.generation_config, model.config, config, tokenizer):
         named = getattr(holder, "eos_token_id", None)
-        ids.update(named if isinstance(named, Iterable) else [] if named is None else [named])
-    return tuple(sorted(int(i) for i in ids))
+        if named is None:
+            continue
+        for one in named if isinstance(named, (list, tuple)) else [named]:
+            if type(one) is not int:
+                kind = type(holder).__name__
+                raise FieldError("eos_token_id", f"{one!r} in the {kind}", "ids of tokens")
+            ids.add(one)
+    return tuple(sorted(ids))
 
 
 def context_length(config: PreTrainedConfig) -> int:

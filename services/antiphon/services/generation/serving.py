@@ -191,10 +191,13 @@ def _load_transformers(options: GenerationOptions) -> TransformersEngine:
 
 
 def _not_loaded(options: GenerationOptions, where: str, error: Exception) -> StartError:
+    problem = f"cannot load --model {options.model} {where}: {error}"
+    if isinstance(error, FieldError):  # it says what is wanted
+        return StartError(problem)
     file = "" if options.engine != "transformers" else "a .gguf file, "
     return StartError(
-        f"cannot load --model {options.model} {where}: {error}. Wanted: a folder with "
-        f"config.json and a tokenizer, {file}or a name that the model hub knows"
+        f"{problem}. Wanted: a folder with config.json and a tokenizer, {file}or a name that the "
+        "model hub knows"
     )
 
 

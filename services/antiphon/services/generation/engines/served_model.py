@@ -17,6 +17,7 @@ from antiphon.services.common.models import (
     encode_text,
     end_token_ids,
     load_tokenizer,
+    reading,
     render_chat,
     tokenizer_fingerprint,
 )
@@ -43,18 +44,18 @@ def architecture(source: str, *, tied: bool = True) -> PreTrainedModel:
         tied: False parts a head that shares the embedding's weights.
 
     Raises:
-        OSError: `source` is no folder or hub name with a config.
-        ValueError: It is not a causal language model.
+        FieldError: `source` is no folder or hub name with the config of a causal language model.
     """
-    config = AutoConfig.from_pretrained(source)
-    if not tied:
-        config.get_text_config().tie_word_embeddings = False
-        config.tie_word_embeddings = False
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    model.tie_weights()
-    with contextlib.suppress(OSError):  # Where it has none, the config's end tokens count.
-        model.generation_config = GenerationConfig.from_pretrained(source)
+    with reading(source):
+        config = AutoConfig.from_pretrained(source)
+        if not tied:
+            config.get_text_config().tie_word_embeddings = False
+            config.tie_word_embeddings = False
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        with contextlib.suppress(OSError):  # Where it has none, the config's end tokens count.
+            model.generation_config = GenerationConfig.from_pretrained(source)
     return model
 
 
