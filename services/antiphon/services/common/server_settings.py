@@ -14,7 +14,8 @@ from antiphon.services.common.errors import StartError
 if sys.platform != "win32":
     import resource
 
-_CONNECTIONS = 8192
+_CONNECTIONS = 512
+"""By default: calls share one, and what waits in gRPC behind a flood of new ones stays short."""
 
 
 class ServerSettings(BaseModel):
@@ -85,7 +86,7 @@ class ServerSettings(BaseModel):
         None,
         ge=1,
         description="Most connections at once; more are closed. By default half of the files that "
-        "the process may have open, at most 8192.",
+        "the process may have open, at most 512.",
     )
     max_calls: int = Field(
         1024, ge=1, description="Most calls at once; more are refused with RESOURCE_EXHAUSTED."
