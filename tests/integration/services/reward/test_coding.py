@@ -144,6 +144,22 @@ def test_the_place_where_code_is_no_python_is_told(reward: CodingReward, level: 
     assert "Line 4, column 9 is no Python: '(' was never closed." in prompt
 
 
+@pytest.mark.parametrize("level", [feedback.errors, feedback.syntax])
+def test_no_place_is_told_where_python_gives_none(level: Any) -> None:
+    wrong = {"message": "too many statically nested blocks", "line": 0, "column": 0}
+    info = {"passed": 0, "total": 3, "tests": [], "syntax_error": wrong}
+    (prompt,) = level([["A"]], ["a"], info)
+    assert "\n\nIt is no Python: too many statically nested blocks. Write" in prompt
+
+
+@pytest.mark.parametrize(
+    "level", [feedback.passed, feedback.counts, feedback.errors, feedback.syntax]
+)
+def test_an_answer_without_a_score_is_asked_for_again(level: Any) -> None:
+    (prompt,) = level([["A"]], ["a"], None)
+    assert prompt.startswith("A\n\nYour last answer was:\na\n\nIt could not be tested. Write")
+
+
 def test_a_chat_goes_on_as_a_chat(reward: CodingReward) -> None:
     info = scored(reward, "def area(x):\n    return 0")["info"]
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
