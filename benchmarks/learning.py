@@ -4,12 +4,12 @@
     python -m benchmarks.learning --seeds 2 --arms antiphon-plain comlrl-plain
 
 Same start weights, task, rewards, number of samples, buffer sizes and learning rate. Finished runs
-are kept in .cache/learning, so that an interrupted benchmark goes on. Seconds are taken of the runs
-that met a quiet machine; `--again` runs some seeds anew for that. CoMLRL computes in one
-thread and gets a core of its own (two seeds side by side, where there are two cores); a run of
-antiphon has the cores to itself. The results, the plot and the tables of docs/learning.md are
-written when arms have run with the ten reported seeds, 0 and up; arms that did not run keep what
-was found before.
+are kept in .cache/learning, so that an interrupted benchmark goes on; those of antiphon are run
+again where its sources have changed. Seconds are taken of the runs that met a quiet machine;
+`--again` runs some seeds anew for that. CoMLRL computes in one thread and gets a core of its own
+(two seeds side by side, where there are two cores); a run of antiphon has the cores to itself. The
+results, the plot and the tables of docs/learning.md are written when arms have run with the ten
+reported seeds, 0 and up; arms that did not run keep what was found before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.learning_parts import figures, page, plot, task
+from benchmarks.learning_parts import figures, page, plot, sources, task
 from benchmarks.learning_parts.snapshot import make_snapshot
 from benchmarks.peer import BASELINE, ROOT, run_peer
 from benchmarks.results import machine
@@ -66,15 +66,22 @@ def snapshot(folder: Path, seed: int) -> Path:
     return path
 
 
+def usable(out: Path, code: str | None) -> bool:
+    """Whether a run has been done, and with this code of antiphon; CoMLRL's runs have none."""
+    return out.exists() and json.loads(out.read_text()).get("code") == code
+
+
 def run(
     arm: str, seed: int, cores: Sequence[int], folder: Path, settings: task.Settings
 ) -> figures.Run:
-    """Run one arm with one seed on `cores`, unless that has been done."""
+    """Run one arm with one seed on `cores`, unless that has been done with the present code."""
     out = folder / f"{arm}-{seed}.json"
-    if not out.exists():
+    code = sources.digest() if task.ARMS[arm].side == "antiphon" else None
+    if not usable(out, code):
         os.sched_setaffinity(0, cores)  # of this thread, and of what it starts
         start = snapshot(folder, seed)
-        arguments = (arm, str(seed), str(start), str(out), json.dumps(asdict(settings)))
+        told = json.dumps(asdict(settings))
+        arguments = (arm, str(seed), str(start), str(out), told, code or "")
         if task.ARMS[arm].side == "comlrl":
             run_peer(MODULE, *arguments)
         else:

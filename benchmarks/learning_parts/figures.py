@@ -33,6 +33,7 @@ class Run:
         start_cpu: The same in seconds of processor.
         load: The machine's load average meanwhile, this run's own share included.
         steps: Optimiser steps of each agent.
+        code: Digest of the sources that it ran (`sources.digest`), of antiphon's runs only.
     """
 
     arm: str
@@ -44,6 +45,7 @@ class Run:
     start_cpu: float
     load: float
     steps: tuple[int, ...]
+    code: str | None = None
 
     @property
     def smooth(self) -> np.ndarray:
@@ -86,6 +88,7 @@ def read_run(told: dict[str, Any], settings: Settings) -> Run:
         start_cpu=told["cpu"][0],
         load=float(np.mean(told["load"])),
         steps=tuple(told["optimizer_steps"]),
+        code=told.get("code"),
     )
 
 
@@ -124,6 +127,7 @@ def of_arm(runs: Sequence[Run], settings: Settings) -> dict[str, Any]:
     last = max(1, settings.prompts // 10)
     figures: dict[str, Any] = {
         "seeds": [run.seed for run in runs],
+        "code": sorted({run.code for run in runs if run.code is not None}),
         "reached": sum(run.reached is not None for run in runs),
         "optimizer_steps": interval([float(np.mean(run.steps)) for run in runs]),
         "timed": {"runs": len(timed), "quiet": all(run.quiet for run in timed)},

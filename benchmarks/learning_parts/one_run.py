@@ -1,7 +1,10 @@
-"""One arm with one seed: python -m benchmarks.learning_parts.one_run ARM SEED SNAPSHOT OUT OPTIONS.
+"""One arm with one seed.
 
-Runs in either environment; imports the trainer of the arm's side only. The clock starts when this
-process does, so imports and the start of services count.
+    python -m benchmarks.learning_parts.one_run ARM SEED SNAPSHOT OUT SETTINGS CODE
+
+Runs in either environment; imports the trainer of the arm's side only. CODE is written down with
+the run (`sources.digest`, empty for CoMLRL). The clock starts when this process does, so imports
+and the start of services count.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def train_antiphon(seed: int, options: dict[str, Any], common: dict[str, Any]) -
     return list(summary["optimizer_steps"])
 
 
-def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Settings) -> None:
+def main(
+    arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Settings, code: str | None
+) -> None:
     arm = task.ARMS[arm_name]
     if arm.side == "antiphon":
         from antiphon.learner import warm_up
@@ -106,6 +111,7 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
         "total_seconds": time.perf_counter() - BEGAN,
         "cpu_seconds": cpu_seconds(os.getpid()),
         "optimizer_steps": steps,
+        "code": code,
     }
     partial = out.with_suffix(".part")
     partial.write_text(json.dumps(result))
@@ -113,5 +119,6 @@ def main(arm_name: str, seed: int, snapshot: str, out: Path, settings: task.Sett
 
 
 if __name__ == "__main__":
-    _, name, number, start, target, told_settings = sys.argv
-    main(name, int(number), start, Path(target), task.Settings(**json.loads(told_settings)))
+    _, name, number, start, target, told_settings, told_code = sys.argv
+    chosen = task.Settings(**json.loads(told_settings))
+    main(name, int(number), start, Path(target), chosen, told_code or None)

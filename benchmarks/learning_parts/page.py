@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.learning_parts.task import ARMS
+
 BEGIN = "<!-- The tables are written by make bench-learning. -->"
 END = "<!-- End of the tables. -->"
 PLOT = "![Reward of each turn against samples and against seconds](learning.svg)"
+_UNKNOWN = "unknown"
 
 
 def with_tables(page: str, result: dict[str, Any]) -> str:
@@ -49,7 +52,7 @@ def _arms(result: dict[str, Any]) -> str:
             f"{arm['load_average']['mean']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _machines(result["arms"])])
+    return "\n".join([*lines, "", _machines(result["arms"]), "", _codes(result["arms"])])
 
 
 def _machines(arms: dict[str, Any]) -> str:
@@ -61,6 +64,23 @@ def _machines(arms: dict[str, Any]) -> str:
         return f"All arms ran on a machine with the processor {next(iter(met))}."
     told = "; ".join(f"{', '.join(names)} on {processor}" for processor, names in met.items())
     return f"Processors: {told}. Seconds compare arms of one machine only."
+
+
+def _codes(arms: dict[str, Any]) -> str:
+    """Which code each arm of antiphon ran: arms of different code differ by that too."""
+    met: dict[str, list[str]] = {}
+    for name, arm in arms.items():
+        if ARMS[name].side == "antiphon":
+            met.setdefault(" and ".join(arm.get("code") or [_UNKNOWN]), []).append(name)
+    codes = list(met)
+    if codes in ([], [_UNKNOWN]):
+        return "Which code of antiphon ran was not written down."
+    if len(codes) == 1 and " " not in codes[0]:
+        return f"All arms of antiphon ran the same code, {codes[0]} (a digest of its sources)."
+    told = "; ".join(f"{', '.join(names)} {code}" for code, names in met.items())
+    return (
+        f"Code of antiphon (digests of its sources): {told}. Arms of other code differ by that too."
+    )
 
 
 def _compared(result: dict[str, Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from benchmarks import learning
-from benchmarks.learning_parts import figures, page, task
+from benchmarks.learning_parts import figures, page, sources, task
 
 SETTINGS = task.Settings(prompts=20, num_generations=2)
 
@@ -136,3 +137,57 @@ def test_the_page_tells_which_arms_ran_on_which_processor() -> None:
     first, *others = result["arms"]
     alike["arms"][first] = {**alike["arms"][first], "machine": {"processor": "Q"}}
     assert f"Processors: {first} on Q; {', '.join(others)} on P." in page.tables(alike)
+
+
+def test_a_run_of_other_sources_is_run_again(tmp_path: Path) -> None:
+    out = tmp_path / "antiphon-plain-0.json"
+    assert not learning.usable(out, "aaa")
+    out.write_text(json.dumps({"code": "aaa"}))
+    assert learning.usable(out, "aaa")
+    assert not learning.usable(out, "bbb")
+    out.write_text(json.dumps({}))
+    assert not learning.usable(out, "aaa"), "nobody knows what it ran"
+    assert learning.usable(out, None), "CoMLRL's are of one version"
+
+
+def test_the_digest_is_of_the_sources_that_antiphon_runs(tmp_path: Path) -> None:
+    for folder in (*sources.FOLDERS, "benchmarks"):
+        (tmp_path / folder).mkdir()
+    code = tmp_path / "learner" / "loss.py"
+    code.write_text("a = 1\n")
+    first = sources.digest(tmp_path)
+    (tmp_path / "benchmarks" / "load.py").write_text("a = 1\n")
+    (tmp_path / "learner" / "notes.md").write_text("a = 1\n")
+    assert sources.digest(tmp_path) == first
+    code.write_text("a = 2\n")
+    second = sources.digest(tmp_path)
+    moved = code.rename(tmp_path / "services" / "loss.py")
+    third = sources.digest(tmp_path)
+    assert len({first, second, third}) == 3
+    moved.rename(code)
+    code.write_text("a = 1\n")
+    assert sources.digest(tmp_path) == first
+
+
+def test_an_arm_tells_the_code_of_its_runs() -> None:
+    runs = [replace(told([1.0] * 20), code=code) for code in ("bbb", "aaa", "bbb")]
+    assert figures.of_arm(runs, SETTINGS)["code"] == ["aaa", "bbb"]
+    assert figures.of_arm([told([1.0] * 20, arm="comlrl-plain")], SETTINGS)["code"] == []
+
+
+def test_the_page_tells_which_arms_ran_other_code() -> None:
+    result = json.loads(learning.RESULTS.read_text())
+
+    def of_codes(codes: dict[str, list[str]]) -> str:
+        arms = {n: {**a, "code": codes.get(n, [])} for n, a in result["arms"].items()}
+        return page.tables({**result, "arms": arms})
+
+    same = of_codes({name: ["aaa"] for name in result["arms"]})
+    assert "All arms of antiphon ran the same code, aaa (a digest of its sources)." in same
+    other = of_codes({"antiphon-plain": ["aaa", "bbb"], "antiphon-defaults-sampled": ["bbb"]})
+    assert (
+        "Code of antiphon (digests of its sources): antiphon-plain aaa and bbb; "
+        "antiphon-defaults-sampled bbb; antiphon-defaults-full unknown. "
+        "Arms of other code differ by that too." in other
+    )
+    assert "Which code of antiphon ran was not written down." in of_codes({})
