@@ -7,25 +7,31 @@ import contextlib
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+from tests.chaos.flood import CALLS, CONNECTIONS, NOBODY, noise_at, strangers_at
 from tests.chaos.plan import LEARNER, Fault
 from tests.chaos.programs import Program, Service
 from tests.chaos.proxy import ConnectionCutError, Direction
-
-from antiphon.v1 import generation_pb2, learner_pb2, reward_pb2, transition_pb2
 
 BREAK_CONNECTIONS = ("kill", "restart", "cut", "corrupt")
 SHORT_STOP_SECONDS = 0.3
 LONGEST_STOP_SECONDS = 8.0
 SLOW_BYTES = 6000
 CORRUPTED_BYTES = 3
-FLOOD_CONNECTIONS = 60
-FLOOD_CALLS = 100
-FLOOD_BYTES = 20_000
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done, in words, and how the calls of strangers ended, where any were made."""
+
+    text: str
+    strangers: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Outcome:
 
     fault: Fault
     byte: int
-    done: str
+    done: Done
     seconds: float
 
 
@@ -74,7 +80,7 @@ class Faults:
         Services speak downwards, the learner upwards.
         """
         proxy = self._services[fault.proxy].proxy
-        tasks: list[asyncio.Task[str]] = []
+        tasks: list[asyncio.Task[Done]] = []
         began: list[float] = []
 
         async def harm(rest: bytes) -> bytes:
@@ -99,7 +105,7 @@ class Faults:
             await proxy.until(lambda: proxy.passed[heard] > passed)
         return Outcome(fault, byte, done, time.monotonic() - began[0])
 
-    async def _harm(self, fault: Fault, rest: bytes) -> tuple[Awaitable[str], bytes]:
+    async def _harm(self, fault: Fault, rest: bytes) -> tuple[Awaitable[Done], bytes]:
         """What goes on beside the traffic, and what is passed on of it now; nothing cuts it."""
         if fault.kind == "cut":
             return _said("cut"), b""
@@ -117,7 +123,7 @@ class Faults:
     def _victim(self, fault: Fault) -> Program:
         return self._learner if fault.victim == LEARNER else self._services[fault.victim]
 
-    async def _end(self, fault: Fault) -> str:
+    async def _end(self, fault: Fault) -> Done:
         """SIGKILL or SIGTERM; a service is started again once callers were turned away."""
         victim = self._victim(fault)
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
@@ -125,17 +131,17 @@ class Faults:
         victim.signal(number)
         if not isinstance(victim, Service):
             while victim.lives == lives:
-                await asyncio.sleep(0.02)
-            return f"{number.name}, then resumed"
+                await asyncio.sleep(POLL_SECONDS)
+            return Done(f"{number.name}, then resumed")
         code = await victim.ended()
         proxy = victim.proxy
         proxy.target = None
         wanted = proxy.turned_away + 1 + int(3 * fault.dice)
         await proxy.until(lambda: proxy.turned_away >= wanted)
         await victim.start()
-        return f"{number.name} (ended with {code}), started again"
+        return Done(f"{number.name} (ended with {code}), started again")
 
-    async def _stop(self, fault: Fault) -> str:
+    async def _stop(self, fault: Fault) -> Done:
         """SIGSTOP until its caller has tried again, or for a moment; the learner for a moment."""
         victim = self._victim(fault)
         victim.signal(signal.SIGSTOP)
@@ -147,29 +153,36 @@ class Faults:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LONGEST_STOP_SECONDS):
                         await proxy.until(lambda: proxy.passed["up"] > sent)
-                return "SIGSTOP until called again"
-            return "SIGSTOP for a moment"
+                return Done("SIGSTOP until called again")
+            return Done("SIGSTOP for a moment")
         finally:
             victim.signal(signal.SIGCONT)
 
-    async def _flood(self, fault: Fault) -> str:
-        """Connections with noise, and calls of whom nobody knows."""
+    async def _flood(self, fault: Fault) -> Done:
+        """Connections with noise, and calls of whom nobody knows, until somebody answers them."""
+        while True:
+            if (address := self._address(fault)) is None:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            noise = asyncio.create_task(noise_at(address, fault.dice))
+            codes = await strangers_at(fault.victim, address, self._credentials(fault))
+            await noise
+            if set(codes) - NOBODY:
+                told = ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
+                text = f"{CONNECTIONS} connections of noise, {CALLS} calls: {told}"
+                return Done(text, codes)
+
+    def _address(self, fault: Fault) -> str | None:
         victim = self._victim(fault)
-        if isinstance(victim, Service):
-            address = victim.proxy.target
-            credentials = grpc.ssl_channel_credentials(self._ca)
-        else:
-            address, credentials = self._learner_address(), None
-        if address is None:
-            return "nobody there to flood"
-        noise = asyncio.create_task(_noise(address, fault.dice))
-        codes = await _strangers(fault.victim, address, credentials)
-        await noise
-        return f"{FLOOD_CONNECTIONS} connections of noise, {FLOOD_CALLS} calls: {codes}"
+        return victim.proxy.target if isinstance(victim, Service) else self._learner_address()
+
+    def _credentials(self, fault: Fault) -> grpc.ChannelCredentials | None:
+        """Of a connection; the learner's own service has loopback as its only guard here."""
+        return None if fault.victim == LEARNER else grpc.ssl_channel_credentials(self._ca)
 
 
-async def _said(text: str) -> str:
-    return text
+async def _said(text: str) -> Done:
+    return Done(text)
 
 
 def _corrupted(data: bytes, dice: float) -> bytes:
@@ -178,65 +191,3 @@ def _corrupted(data: bytes, dice: float) -> bytes:
     for _ in range(CORRUPTED_BYTES):
         changed[chance.randrange(len(changed))] ^= 1 + chance.randrange(255)
     return bytes(changed)
-
-
-async def _noise(address: str, dice: float) -> None:
-    """Connections that say nothing, half of a greeting, or noise; dropped all at once."""
-    host, _, port = address.rpartition(":")
-    chance = random.Random(dice)
-    sent = [
-        b"",
-        b"PRI * HTTP/2.0\r\n\r\nSM",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        chance.randbytes(FLOOD_BYTES),
-    ]
-
-    async def one(data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            try:
-                writer.write(data)
-                await writer.drain()
-                if len(data) > 100:
-                    await reader.read(100)
-                else:
-                    await asyncio.sleep(0)
-            finally:
-                writer.transport.abort()
-
-    await asyncio.gather(*(one(sent[n % len(sent)]) for n in range(FLOOD_CONNECTIONS)))
-
-
-_METHODS = {
-    "agent-0": ("GenerationService/GetModelInfo", generation_pb2.GetModelInfoRequest()),
-    "agent-1": ("GenerationService/GetModelInfo", generation_pb2.GetModelInfoRequest()),
-    "reward": ("RewardService/Score", reward_pb2.ScoreRequest(run_id="nobody")),
-    "transition": ("TransitionService/Transition", transition_pb2.TransitionRequest()),
-    LEARNER: ("LearnerService/GetRun", learner_pb2.GetRunRequest()),
-}
-
-
-async def _strangers(victim: str, address: str, credentials: grpc.ChannelCredentials | None) -> str:
-    """Many calls at once without a token; how they ended, as text."""
-    name, request = _METHODS[victim]
-    channel = (
-        grpc.aio.insecure_channel(address)
-        if credentials is None
-        else grpc.aio.secure_channel(address, credentials)
-    )
-    async with channel:
-        method = channel.unary_unary(
-            f"/antiphon.v1.{name}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=bytes,
-        )
-
-        async def one() -> str:
-            try:
-                await method(request, timeout=10)
-            except grpc.aio.AioRpcError as error:
-                return str(error.code().name)
-            return "OK"
-
-        codes = await asyncio.gather(*(one() for _ in range(FLOOD_CALLS)))
-    return ", ".join(f"{codes.count(code)} {code}" for code in sorted(set(codes)))

@@ -93,7 +93,8 @@ class Ended:
         loaded: What each agent's service had loaded at the end.
         before, after: What each service held before the learner came and after it had gone, of
             those that were not started again in between.
-        memory: Bytes of memory of each process of a service, in order, one look per fault.
+        memory: Bytes of memory of each process of a service, in order: a look after each fault, and
+            one at the end.
         learner_memory: The most that a process of the learner held.
         codes: How the services ended when they were told to.
         left: Processes that outlived them.
@@ -226,9 +227,12 @@ class World:
         )
         for fault in faults:
             self.ended.outcomes.append(await does.do(fault))
-            for name, service in self.services.items():
-                rss = psutil.Process(service.pid).memory_info().rss
-                self.ended.memory.setdefault((name, service.pid), []).append(rss)
+            self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        for name, service in self.services.items():
+            rss = psutil.Process(service.pid).memory_info().rss
+            self.ended.memory.setdefault((name, service.pid), []).append(rss)
 
     def _learner_address(self) -> str | None:
         file = self.ended.folder / "learner.json"
@@ -253,6 +257,7 @@ class World:
             while any(traces(pid).connections for pid in pids):
                 await asyncio.sleep(0.05)
         self.ended.after = {pid: traces(pid) for pid in pids}
+        self._look_at_memory()
 
     def _write_run(self) -> None:
         addresses = {

@@ -22,7 +22,7 @@ def print_table(seed: int, faults: Sequence[Fault], outcomes: Sequence[Outcome])
             fault.kind,
             fault.victim,
             f"{fault.proxy} {fault.direction}, byte {outcome.byte}",
-            outcome.done,
+            outcome.done.text,
             f"after {outcome.seconds:.2f} s",
         )
     for fault in faults[len(outcomes) : len(outcomes) + 1]:

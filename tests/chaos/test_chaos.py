@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.chaos.plan import plan
+from tests.chaos.flood import CALLS, NOBODY
+from tests.chaos.plan import LEARNER, plan
 from tests.chaos.programs import Births
 from tests.chaos.run import PROMPTS, Ended, World
 from tests.chaos.table import print_table
@@ -36,6 +37,7 @@ SEED = int(os.environ.get("SEED", "1"))
 EPOCHS = max(2, FAULTS // 4)
 SECONDS = 120 + 10 * FAULTS
 GROWTH_BYTES = 24 << 20
+GROWTH_OF_LIVES_BYTES = 12 << 20
 MORE_FILES = 4
 MORE_THREADS = 8
 
@@ -74,11 +76,22 @@ def test_a_run_ends_whatever_faults_are_done_to_it(runs: Runs) -> None:
     ends = Counter(
         outcome.fault.kind in ("kill", "restart")
         for outcome in runs.chaotic.outcomes
-        if outcome.fault.victim == "learner"
+        if outcome.fault.victim == LEARNER
     )
     assert runs.chaotic.lives == 1 + ends[True]
     for ended in (runs.calm, runs.chaotic):
         assert json.loads((ended.folder / "summary.json").read_text())["state"] == "finished"
+
+
+def test_nobody_is_let_in(runs: Runs) -> None:
+    refused = {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED", *NOBODY}
+    floods = [o for o in runs.chaotic.outcomes if o.fault.kind == "flood"]
+    for flood in floods:
+        strangers = flood.done.strangers
+        assert strangers.total() == CALLS
+        assert strangers.keys() - NOBODY, "nobody was there to be flooded"
+        # The learner's own service has no guard but loopback here.
+        assert flood.fault.victim == LEARNER or strangers.keys() <= refused
 
 
 def test_every_prompt_is_trained_once_per_epoch_with_the_answers_of_the_calm_run(
@@ -142,8 +155,11 @@ def written(folder: Path) -> set[str]:
 
 
 def test_memory_stays_flat(runs: Runs) -> None:
+    calm = {name: looks[-1] for (name, _), looks in runs.calm.memory.items()}
     for (name, _), looks in runs.chaotic.memory.items():
         early, late = looks[: len(looks) // 2], looks[len(looks) // 2 :]
         assert max(late) < max([*early, looks[0]]) + GROWTH_BYTES, name
+        # However short, a life is held against one without faults.
+        assert max(looks) < calm[name] + GROWTH_OF_LIVES_BYTES, name
     # It lives for as long as the learner of the calm run at most, beside faults.
     assert 0 < runs.chaotic.learner_memory < runs.calm.learner_memory + GROWTH_BYTES
