@@ -94,7 +94,7 @@ def read_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
         complete = json.loads(mark.read_text(encoding="utf-8"))
         version, files = complete["format"], dict(complete["files"])
         wanted = {name: (int(f["bytes"]), str(f["xxh3_128"])) for name, f in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedError(f"{path} is damaged: {MARK} is not readable ({error})") from error
     if version != FORMAT:
         raise DamagedError(f"{path} has format {version!r}, wanted {FORMAT}")
