@@ -1,73 +1,44 @@
-"""S17: a damaged file is named, never half read, and nothing in it is run."""
+"""S17: a damaged file that people or a run wrote is named, never half read, secrets not told."""
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
-from typing import Any
 
-import torch
-from tests.support.mutation import damaged
+from tests.fuzz.damage import INPUTS, damaged_files
+from tests.integration.services.generation.harness import TIMEOUT
 
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.names import UnresolvedError, resolve
 from antiphon.clients.types import FieldError
-from antiphon.learner.checkpoints.store import CheckpointStore, DamagedError, read_checkpoint
+from antiphon.learner.checkpoints.resume import ended_for_good, find_resume
 from antiphon.learner.config.run_file import load_run_config
+from antiphon.learner.evaluation.best_models import BestModels
+from antiphon.learner.record.run_folder import RunFolder
 from antiphon.services.common.access import Access
 from antiphon.services.common.errors import StartError
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "400"))
-FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 ROOT = Path(__file__).parents[2]
-RUN_FILES = sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("k8s/overlays/*/run.toml")])
-VALUES = (
-    "-1",
-    "0",
-    "1e999",
-    "nan",
-    "''",
-    "'../..'",
-    "[]",
-    "{}",
-    "true",
-    "[[1]]",
-    "'\\u0000'",
-    "9" * 40,
-)
-
-
-def changed_line(text: str, chance: random.Random) -> str:
-    """The same file with one setting given another value, or under another name."""
-    lines = text.splitlines()
-    places = [n for n, line in enumerate(lines) if " = " in line]
-    at = chance.choice(places)
-    name, _, value = lines[at].partition(" = ")
-    if chance.random() < 0.3:
-        name = chance.choice(("modle", "__class__", "x.y", '""', name * 2))
-    else:
-        value = chance.choice(VALUES)
-    lines[at] = f"{name} = {value}"
-    return "\n".join(lines)
+RUN_FILES = {
+    str(path.relative_to(ROOT)): path.read_bytes()
+    for pattern in ("examples/*.toml", "k8s/overlays/*/run.toml")
+    for path in ROOT.glob(pattern)
+}
 
 
 def test_a_damaged_run_file_is_read_or_refused_by_name(tmp_path: Path) -> None:
     """S17"""
     file, refused = tmp_path / "run.toml", 0
-    for seed in range(FIRST_SEED, FIRST_SEED + INPUTS):
-        chance = random.Random(f"run file {seed}")
-        good = chance.choice(RUN_FILES).read_text()
-        if chance.random() < 0.5:
-            file.write_text(changed_line(good, chance))
-        else:
-            file.write_bytes(damaged(good.encode(), chance))
-        try:
-            load_run_config(file)
-        except FieldError:
-            refused += 1
+    for damaged in damaged_files("run_file", RUN_FILES):
+        file.write_bytes(damaged.data)
+        with damaged.kept_if_it_fails():
+            try:
+                load_run_config(file)
+            except FieldError:
+                refused += 1
     assert refused > INPUTS // 4
 
 
-ACCESS = """
+ACCESS = b"""
 [learner]
 roles = ["generate", "push", "score", "transition"]
 tokens = ["only-the-learner-has-this", "and-this-will-be-the-next-one"]
@@ -79,69 +50,77 @@ roles = ["watch"]
 tokens = ["the-dashboard-has-this-one"]
 """
 SECRETS = ("the-learner-has", "will-be-the-next", "dashboard-has-this")
-FOUND_IN_ACCESS = (3303,)
-"""Seeds that once told a token: it stood in the place of a caller's name."""
 
 
 def test_a_damaged_access_file_is_read_or_refused_without_telling_secrets(tmp_path: Path) -> None:
     """S17, S18"""
-    file, said = tmp_path / "access.toml", list[str]()
-    for seed in (*FOUND_IN_ACCESS, *range(FIRST_SEED, FIRST_SEED + INPUTS)):
-        chance = random.Random(f"access file {seed}")
-        if chance.random() < 0.5:
-            file.write_text(changed_line(ACCESS, chance))
-        else:
-            file.write_bytes(damaged(ACCESS.encode(), chance))
-        try:
-            Access(None, file, certificates_shown=True)
-        except StartError as error:
-            said.append(f"seed {seed}: {error}")
-    assert len(said) > INPUTS // 4
-    assert [text for text in said if any(secret in text for secret in SECRETS)] == []
+    file, refused = tmp_path / "access.toml", 0
+    for damaged in damaged_files("access_file", {"access.toml": ACCESS}):
+        file.write_bytes(damaged.data)
+        with damaged.kept_if_it_fails():
+            told = ""
+            try:
+                Access(None, file, certificates_shown=True)
+            except StartError as error:
+                refused, told = refused + 1, str(error)
+            assert [secret for secret in SECRETS if secret in told] == []
+    assert refused > INPUTS // 4
 
 
-class Part:
-    """A component whose state has every kind of value."""
-
-    STATE = {  # noqa: RUF012
-        "weights": torch.arange(64, dtype=torch.float32),
-        "moments": [torch.ones(3, 5), {"step": 7, "name": "adam"}],
-        "nothing": None,
-    }
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.STATE
-
-    def load_state_dict(self, state: Any) -> None:
-        raise NotImplementedError
+ADDRESSES = b"""# the replicas of agent 0
+10.0.0.2:50051
+[fd00::3]:50051   # the new one
+replica-3.example.org:50051
+unix:/run/replica.sock
+"""
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        return isinstance(right, torch.Tensor) and torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
+async def test_a_damaged_list_of_addresses_is_read_or_refused(tmp_path: Path) -> None:
+    """S17"""
+    file, refused = tmp_path / "agent_0.replicas", 0
+    for damaged in damaged_files("address_list", {"agent_0.replicas": ADDRESSES}):
+        file.write_bytes(damaged.data)
+        with damaged.kept_if_it_fails():
+            told = str(file)
+            try:
+                await resolve(Endpoint(address=f"file://{file}"), timeout=TIMEOUT)
+            except (FieldError, UnresolvedError) as error:
+                refused, told = refused + 1, str(error)
+            assert str(file) in told
+    assert refused > INPUTS // 4
 
 
-def test_a_damaged_checkpoint_is_refused_or_gives_just_what_was_saved(tmp_path: Path) -> None:
-    """S12, S17: garbage is not loaded."""
-    about = {"run_id": "run", "incarnation": 1, "prompts": 3}
-    saved = CheckpointStore(tmp_path).save(about, {"policy_0": Part()}, total_limit=None)
-    files = {path: path.read_bytes() for path in sorted(saved.path.iterdir())}
+METRIC = "eval/turn_1/reward_mean"
+
+
+def best_models(folder: RunFolder) -> BestModels:
+    return BestModels(folder.path, metric=METRIC, mode="max", save=Path.mkdir)
+
+
+def test_a_damaged_run_folder_is_resumed_or_refused_by_name(tmp_path: Path) -> None:
+    """S17: of a run without a checkpoint, where each of these files is read."""
+    made = RunFolder.create(tmp_path, "run")
+    made.next_incarnation(0)
+    made.keep_checkpoints_in(tmp_path / "elsewhere")
+    made.write_json("summary.json", {"state": "stopped", "epochs": 2})
+    best = best_models(made)
+    best.keep(0.25, {"epoch": 1})
+    names = ("run.json", "summary.json", "best/best.json")
+    good = {name: (made.path / name).read_bytes() for name in names}
     refused = 0
-    for seed in range(FIRST_SEED, FIRST_SEED + INPUTS):
-        chance = random.Random(f"checkpoint {seed}")
-        path = chance.choice(list(files))
-        path.write_bytes(damaged(files[path], chance))
-        try:
-            found = read_checkpoint(saved.path)
-            assert {name: found.about[name] for name in about} == about
-            assert same(found.state("policy_0"), Part.STATE), f"{path.name} seed {seed}"
-        except DamagedError:
-            refused += 1
-        finally:
-            path.write_bytes(files[path])
-    assert refused > INPUTS // 2
+    for damaged in damaged_files("run_folder", good):
+        for name, data in {**good, damaged.file: damaged.data}.items():
+            (made.path / name).write_bytes(data)
+        with damaged.kept_if_it_fails():
+            told = damaged.file
+            try:
+                found = find_resume(made.path, runs=tmp_path)
+                assert found is not None
+                ended_for_good(found.folder, found.checkpoint)
+                best_models(found.folder).load_state_dict(best.state_dict())
+                before = found.folder.incarnation
+                assert found.folder.next_incarnation(0) == before + 1
+            except FieldError as error:
+                refused, told = refused + 1, str(error)
+            assert damaged.file in told
+    assert refused > INPUTS // 4
