@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_WAITING = 256
+MOST_WAITING = 64
 
 _OWN_FILES = Path("/proc/self/fd")
 
