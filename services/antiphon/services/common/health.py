@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -23,11 +24,35 @@ class Health(HealthServicer):  # type: ignore[misc]
     def __init__(self, services: tuple[str, ...]) -> None:
         super().__init__()
         self._names = ("", *services)
+        self._watches: set[asyncio.Task[Any]] = set()
+        self._over = False
 
     async def set_serving(self, serving: bool) -> None:
         """Say the same of all."""
         for name in self._names:
             await self.set(name, _SERVING if serving else _NOT_SERVING)
+
+    def end_watches(self) -> None:
+        """End the streams of all who watch."""
+        self._over = True
+        for watch in self._watches:
+            watch.cancel()
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """What is said of a service, and whatever is said later, until `end_watches`."""
+        watch = asyncio.current_task()
+        assert watch is not None
+        self._watches.add(watch)
+        try:
+            await super().Watch(request, context)
+        except asyncio.CancelledError:
+            if not self._over:
+                raise
+            watch.uncancel()
+        finally:
+            self._watches.discard(watch)
 
     async def List(
         self,

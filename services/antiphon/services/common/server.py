@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _HEALTH_CONNECTIONS = 128
 _BEYOND_GRACE = 60.0
+_FAREWELL_SECONDS = 2.0
 
 
 class Server:
@@ -165,7 +166,12 @@ class Server:
             refusing = asyncio.create_task(self._server.stop(left + _BEYOND_GRACE))
             idle = asyncio.create_task(self.calls_ended())
             await asyncio.wait((refusing, idle), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not idle.done():
+            self._health.end_watches()
+            if idle.done():
+                # The last answers may still be on their way.
+                left = max(0.0, deadline - loop.time())
+                await asyncio.wait((refusing,), timeout=min(left, _FAREWELL_SECONDS))
+            else:
                 idle.cancel()
                 logger.warning("%s ended with calls in flight after %g s", self.name, grace)
             await self._server.stop(None)

@@ -232,6 +232,30 @@ async def test_a_stop_lets_calls_in_flight_finish_while_health_says_so() -> None
         await asyncio.wait_for(stop, 30)
 
 
+async def test_a_stop_loses_no_answer_that_is_on_its_way() -> None:
+    """It is made and not yet sent when nothing is in flight any more; somebody watches still."""
+    for _ in range(80):
+        release, begun = asyncio.Event(), asyncio.Event()
+
+        async def held(begun: asyncio.Event = begun, release: asyncio.Event = release) -> str:
+            begun.set()
+            await release.wait()
+            return "finished"
+
+        async with serving(held) as (server, channel):
+            watched = health_pb2.HealthCheckRequest(service=SERVICE)
+            watch = health_pb2_grpc.HealthStub(channel).Watch(watched, timeout=60)
+            assert (await watch.read()).status == SERVING
+            call = asyncio.create_task(ask(channel))
+            await begun.wait()
+            stop = asyncio.create_task(server.stop(60))
+            assert (await watch.read()).status == NOT_SERVING
+            release.set()
+            assert await call == "finished"
+            await asyncio.wait_for(stop, 30)
+            assert await watch.read() is grpc.aio.EOF
+
+
 async def test_a_stop_ends_calls_that_outlive_the_grace() -> None:
     begun = asyncio.Event()
 
