@@ -36,7 +36,7 @@ from antiphon.services.common.interception import (
 )
 from antiphon.services.common.places import Places, PlaceWantedError
 
-READS_AT_ONCE = 8
+READS_AT_ONCE = 4
 """Requests that may arrive at the same time, which bounds the memory of those half here."""
 HEALTH_BYTES = 4096
 """Most bytes of a health check, which holds a service's name; anybody may send one."""
