@@ -13,7 +13,7 @@ def keep_no_freed_blocks() -> None:
 
     It keeps blocks up to the size of the largest one that was ever freed. Where layers come and go
     all the time, what is kept in between more than doubles what a process holds; after a burst of
-    large requests a service stays as large as it was. Small blocks it hands back 32 MiB at a time: a
+    large requests a service stays as large as it was. Small blocks go back 32 MiB at a time: a
     buffer that grows and goes again would take its pages from the system each time.
     """
     glibc("mallopt", M_MMAP_THRESHOLD, 1 << 20)
