@@ -9,7 +9,12 @@ from torch.profiler import ProfilerActivity, profile
 
 PARTS = {
     "matrix products of layers and head": ("aten::mm", "aten::addmm", "aten::linear"),
-    "products of attention": ("aten::bmm", "aten::baddbmm"),
+    "attention": (
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        "aten::bmm",
+        "aten::baddbmm",
+    ),
     "AdamW": ("aten::_fused_adamw_",),
     "norm of the gradient": ("aten::linalg_vector_norm", "aten::_foreach_norm"),
 }
