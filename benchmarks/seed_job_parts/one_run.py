@@ -41,6 +41,7 @@ class Told:
     rewards: int = 0
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    ended: bool = False
 
     def reward(self) -> None:
         """A joint action is about to be scored."""
@@ -49,7 +50,8 @@ class Told:
             self.cpu.append(cpu_seconds(os.getpid()))
         self.rewards += 1
         self.write()
-        if len(self.seconds) > self.job.periods:
+        if len(self.seconds) > self.job.periods and not self.ended:
+            self.ended = True  # A second interrupt would end a run at once.
             self.end()
 
     def write(self, **more: Any) -> None:
