@@ -22,15 +22,15 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 	@$(BIN)/antiphon train examples/demo.toml
 
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm" -o faulthandler_timeout=1000
 
 test-system: $(INSTALLED) $(CHECKOV) $(STORAGE) ## Run the tests that need other programs (Node, Chromium, kubectl, namespaces), and install those
 	$(programs)
-	@$(PYTEST) -m system
+	@$(PYTEST) -m system -o faulthandler_timeout=1000
 
 test-images: $(INSTALLED) ## Build the container images for real and start what is in them (needs root)
 	@tests/system/install.sh $(BUILDERS)
-	@$(PYTEST) -m images
+	@$(PYTEST) -m images -o faulthandler_timeout=3700
 
 test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install vLLM for CPU in .venv-vllm (4 GB)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
@@ -42,10 +42,10 @@ test-all: $(MODEL) $(CHECKOV) $(STORAGE) ## Run every test but vLLM's, the slow 
 	@$(PYTEST) -m "not vllm"
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
-	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000
+	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000 -o faulthandler_timeout=3100
 
 chaos: $(INSTALLED) ## Do 200 faults to a training, FAULTS and SEED say how many and which
-	@FAULTS=$${FAULTS:-200} SEED=$${SEED:-$$(date +%j)} $(PYTEST) tests/chaos -s --timeout 7200
+	@FAULTS=$${FAULTS:-200} SEED=$${SEED:-$$(date +%j)} $(PYTEST) tests/chaos -s --timeout 7200 -o faulthandler_timeout=7300
 
 audit: ## Ask the Python advisory database about every dependency; ends with 2 where it cannot be asked
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install -qq pip-audit==2.10.1; }

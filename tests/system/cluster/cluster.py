@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,10 +47,8 @@ class Cluster:
 
     def close(self) -> None:
         """Kill what still runs."""
-        for pod in self.running:
-            if pod.phase == "Running":
-                pod.send(signal.SIGKILL)
-        self.delete(self.running)
+        with ThreadPoolExecutor(max(len(self.running), 1)) as threads:
+            list(threads.map(RunningPod.kill, self.running))
         self._names.close()
 
     def of(self, workload: str) -> list[RunningPod]:

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.support.processes import wait_until
 from tests.system.cluster.network import inside
 from tests.system.kubernetes.rendered import ROOT, Pod
 
@@ -68,7 +70,8 @@ class Container:
     def send(self, number: signal.Signals) -> None:
         """Send its process, which is the first in its namespace, a signal."""
         for child in self._processes():
-            child.send_signal(number)
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
 
     def end(self, grace: float) -> float:
         """SIGTERM, and SIGKILL after `grace` seconds; returns how long its end took."""
@@ -77,9 +80,13 @@ class Container:
         try:
             self._popen.wait(grace)
         except subprocess.TimeoutExpired:
-            self.send(signal.SIGKILL)
-            self._popen.wait(10)
+            wait_until(self._killed, timeout=10, what="a container that was killed has ended")
         return time.monotonic() - since
+
+    def _killed(self) -> bool:
+        """Whether it has ended; bubblewrap may still be about to start its process."""
+        self.send(signal.SIGKILL)
+        return self.exit_code is not None
 
     def _processes(self) -> list[psutil.Process]:
         try:

@@ -24,7 +24,8 @@ class Job:
         self.state: Literal["Active", "Complete", "Failed"] = "Active"
         self._cluster, self._name = cluster, name
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"job {name}")
+        self._creating = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"job {name}", daemon=True)
         self._thread.start()
 
     @property
@@ -42,7 +43,8 @@ class Job:
 
     def stop(self) -> None:
         """Make no more pods, and delete the present one."""
-        self._stopping.set()
+        with self._creating:
+            self._stopping.set()
         self._cluster.delete(self._cluster.of(self._name))
         self._thread.join()
 
@@ -52,9 +54,12 @@ class Job:
         rules = spec["podFailurePolicy"]["rules"]
         fatal = [code for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())]
         failures = 0
-        while failures <= spec["backoffLimit"] and not self._stopping.is_set():
-            pod = self._cluster.create(self._name)
-            self.pods.append(pod)
+        while failures <= spec["backoffLimit"]:
+            with self._creating:
+                if self._stopping.is_set():
+                    break
+                pod = self._cluster.create(self._name)
+                self.pods.append(pod)
             pod.wait()
             if pod.phase == "Succeeded":
                 self.state = "Complete"

@@ -90,8 +90,9 @@ class RunningPod:
         self._volumes = volumes
         self._changed = changed
         self._deletion = threading.Event()
+        self._starting = threading.Lock()
         self._container: Container | None = None
-        self._thread = threading.Thread(target=self._live, name=f"kubelet {pod.name}")
+        self._thread = threading.Thread(target=self._live, name=f"kubelet {pod.name}", daemon=True)
         self._thread.start()
 
     @property
@@ -106,12 +107,19 @@ class RunningPod:
 
     def delete(self) -> float:
         """Take it out of the DNS, have it end, and return how many seconds that took."""
+        return self._end(self.grace)
+
+    def kill(self) -> None:
+        """Have it end at once and not start again; does nothing where it has ended."""
+        self._end(0.0)
+
+    def _end(self, grace: float) -> float:
         self.deleted = True
         self._become(False)
-        self._deletion.set()
+        with self._starting:
+            self._deletion.set()
         self._tell("is deleted")
-        container = self._container
-        took = container.end(self.grace) if container else 0.0
+        took = self._container.end(grace) if self._container else 0.0
         self._thread.join()
         return took
 
@@ -128,8 +136,12 @@ class RunningPod:
         """Start the container, and again whenever it ends, unless the pod is never restarted."""
         always = self.pod.spec.get("restartPolicy", "Always") == "Always"
         while not self._deletion.wait(self._pause_before_start()):
+            # A container that is made while the pod is deleted would be ended by nobody.
+            with self._starting:
+                if self._deletion.is_set():
+                    break
+                self._container = Container(self.pod, self.namespace, self._volumes, self.log_file)
             self.starts += 1
-            self._container = Container(self.pod, self.namespace, self._volumes, self.log_file)
             self._tell("is started")
             self._watch(self._container)
             self._become(False)

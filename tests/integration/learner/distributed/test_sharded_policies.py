@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.learner.distributed.cases import CASES, ROWS, minibatches_of
+from tests.integration.learner.distributed.cases import CASES, LOGPROB_SIZE, ROWS, minibatches_of
 from tests.support.policies import make_model
 from tests.support.ranks import torchrun
 from torch import Tensor
@@ -43,15 +43,20 @@ def alone(name: str, folder: Path) -> Policy:
     return Policy(0, source.load(), case.settings, wire_dtype=case.wire)
 
 
-def assert_same(
-    got: Mapping[str, Any], wanted: Mapping[str, Any], within: float, logprobs: float
-) -> None:
-    """Numbers within a share of their size; gaps are differences of numbers of size `logprobs`."""
+def assert_same(got: Mapping[str, Any], wanted: Mapping[str, Any], within: float) -> None:
+    """Numbers within a share of their size.
+
+    Differences of log-probabilities, and ratios, which are exponentials of such, are as exact as
+    the log-probabilities are.
+    """
     assert got.keys() == wanted.keys()
     for key, value in wanted.items():
-        if isinstance(value, float):
-            size = logprobs if key.startswith("logprob_gap") else 1.0
-            assert got[key] == pytest.approx(value, rel=within, abs=within * size), key
+        if key.startswith("logprob_gap"):
+            assert got[key] == pytest.approx(value, rel=within, abs=within * LOGPROB_SIZE), key
+        elif key.startswith("ratio"):
+            assert got[key] == pytest.approx(value, rel=within * LOGPROB_SIZE), key
+        elif isinstance(value, float):
+            assert got[key] == pytest.approx(value, rel=within, abs=within), key
         else:
             assert got[key] == value, key
 
@@ -69,7 +74,7 @@ def assert_as_alone(folder: Path, name: str, *, within: float = 1e-6) -> None:
     reference = Reference(0, policy.model, None, policy.wire_dtype)
     told = json.loads((folder / f"{name}.json").read_text())
     for step, got in enumerate(told["steps"]):
-        assert_same(got, asdict(policy.step(*minibatches_of(step))), within, CASES[name].logprobs)
+        assert_same(got, asdict(policy.step(*minibatches_of(step))), within)
     assert told["optimizer_steps"] == policy.optimizer_steps
     wire = policy.wire_tensors()
     assert_same_weights(load_file(folder / f"{name}.safetensors"), wire, within)
