@@ -87,20 +87,32 @@ USER 10001:10001
 ENTRYPOINT ["antiphon"]
 CMD ["--help"]
 
-FROM runtime AS services
+# Of the base's programs Python stays, env, which scripts name in their first line, and ldconfig,
+# which ctypes asks for libraries; no shell, package manager or pip does. Nothing can be RUN by a
+# shell in a stage that begins with this one.
+FROM runtime AS shell-less
+USER 0:0
+RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip \
+      /usr/lib/apt /usr/lib/dpkg /usr/lib/*/perl-base /var/lib/apt /var/cache/apt && \
+    find /bin/ /sbin/ /usr/bin/ /usr/sbin/ /usr/local/bin/ /usr/local/sbin/ ! -type d \
+      ! -name 'python3*' ! -name python ! -name env ! -name 'ldconfig*' -delete
+USER 10001:10001
+
+FROM shell-less AS services
 COPY --from=services-environment /opt/antiphon /opt/antiphon
 COPY --from=services-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
 
-FROM runtime AS generation
+FROM shell-less AS generation
 COPY --from=generation-environment /opt/antiphon /opt/antiphon
 COPY --from=generation-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
 
-FROM runtime AS learner
+FROM shell-less AS learner
 COPY --from=learner-environment /opt/antiphon /opt/antiphon
 COPY --from=learner-environment /build/sbom.cdx.json /usr/share/doc/antiphon/
 
 # Generation with vLLM, which wants other versions of torch and transformers than the lock file's.
 # Neither this stage nor the next one is built by make test-images: such images take many gigabytes.
+# vLLM starts programs of its own, so both keep their shells.
 FROM build AS vllm-environment
 ARG VLLM=0.32.0
 RUN --mount=type=secret,id=pip \

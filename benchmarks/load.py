@@ -23,7 +23,7 @@ from benchmarks.load_parts.connections import drop, files_open
 from benchmarks.load_parts.health import HealthWatch
 from benchmarks.load_parts.services import MAX_REQUESTS, STALL_SECONDS, Service, Services
 from benchmarks.processes import WatchedMemory, memory
-from benchmarks.results import Row, write
+from benchmarks.results import Row, require, write
 
 HEALTH_SECONDS = 0.1
 GROWTH_BYTES = 10 * MAX_REQUESTS
@@ -68,7 +68,7 @@ def level(name: str, service: Service, load: Callable[[str], Outcome]) -> Level:
         time.sleep(1)
     found = Level(name, outcome, health.seconds, max(watched.peak() - before, 0))
     unclean = set(outcome.codes) - CLEAN
-    assert not unclean, f"{name}: calls ended with {unclean}"
+    require(not unclean, f"{name}: calls ended with {unclean}")
     told = found.told()
     print(f"{name}: {', '.join(f'{key} {value}' for key, value in told.items())}", flush=True)
     return found
@@ -115,8 +115,9 @@ def main() -> None:
         levels.append(
             level("100 Score afterwards", reward, lambda a: asyncio.run(calls.score(a, 100)))
         )
-    assert reader == "RESOURCE_EXHAUSTED", f"who did not read was told {reader}"
-    assert levels[-1].outcome.codes == {"OK": 100}
+    require(reader == "RESOURCE_EXHAUSTED", f"who did not read was told {reader}")
+    after = levels[-1].outcome.codes
+    require(after == {"OK": 100}, f"100 calls after the load ended with {after}")
     report(levels, reader, left)
 
 

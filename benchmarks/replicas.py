@@ -42,12 +42,12 @@ def main() -> None:
     job = slow_job()
     (slow,) = measured(job)
     (even,) = measured(replace(job, services=replace(job.services, slow_factor=1.0)))
-    linear = {count: steps[counts[0]].mean / found.mean for count, found in steps.items()}
-    cost = slow.mean / even.mean / (SLOW / (SLOW - 1))
+    linear = {count: steps[counts[0]].median / found.median for count, found in steps.items()}
+    cost = slow.median / even.median / (SLOW / (SLOW - 1))
     share: dict[str, Any] = {
         "replicas": SLOW,
-        "seconds_per_step": slow.mean,
-        "seconds_per_step_all_equal": even.mean,
+        "seconds_per_step": slow.median,
+        "seconds_per_step_all_equal": even.median,
         "times_its_share": cost,
         "steps": slow.seconds,
     }
@@ -63,7 +63,7 @@ def main() -> None:
             baseline="one replica, same run",
             details={
                 "of_linear": linear,
-                "seconds_per_step": {count: found.mean for count, found in steps.items()},
+                "seconds_per_step": {count: found.median for count, found in steps.items()},
                 "seconds_to_sample": JOB.turn_seconds,
                 "completions_per_replica_and_step": JOB.generations,
                 "slow_replica": share,

@@ -6,10 +6,9 @@ import json
 import os
 import platform
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -23,7 +22,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
 
 
@@ -49,6 +48,16 @@ class Row:
     baseline: str
     machine: dict[str, Any] = field(default_factory=machine)
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def require(right: bool, wrong: str) -> None:
+    """Let no figure be written where a side did wrong or other work.
+
+    Raises:
+        RuntimeError: Says what was wrong.
+    """
+    if not right:
+        raise RuntimeError(f"no figure is told: {wrong}")
 
 
 def write(row: Row) -> None:

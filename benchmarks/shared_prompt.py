@@ -30,7 +30,7 @@ SAME = 1e-5
 def main() -> None:
     """Measure and write the row."""
     shared, repeated = (policy(new_tokens=NEW_TOKENS) for _ in range(2))
-    assert shared.forward.shared_up_to >= LONG + NEW_TOKENS
+    results.require(shared.forward.shared_up_to >= LONG + NEW_TOKENS, "no prompt is shared")
     repeated.forward.shared_up_to = 0
     long, short = (
         group(shared, prompt=prompt, completions=COMPLETIONS, new_tokens=NEW_TOKENS, seed=prompt)
@@ -38,7 +38,7 @@ def main() -> None:
     )
     _seconds(shared, long), _seconds(repeated, long)
     difference = relative_difference(first_gradient(shared), first_gradient(repeated))
-    assert difference <= SAME, f"gradients differ by {difference:.2g}, wanted at most {SAME}"
+    results.require(difference <= SAME, f"gradients differ by {difference:.2g}, wanted {SAME}")
     sides = {"shared": (shared, long), "repeated": (repeated, long), "short": (shared, short)}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
@@ -73,8 +73,10 @@ def main() -> None:
 
 def _seconds(trained: Policy, node: TrainingSample) -> float:
     start = time.perf_counter()
-    assert trained.step([node]).stepped
-    return time.perf_counter() - start
+    stepped = trained.step([node]).stepped
+    seconds = time.perf_counter() - start
+    results.require(stepped, "a node was not trained")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.results import Row, write
+from benchmarks.results import Row, require, write
 from benchmarks.simulated.run import Job, measured
 from benchmarks.simulated.serve import Services
 
@@ -59,7 +59,9 @@ def row(update: float) -> dict[str, dict[str, float]]:
     ]
     found = {}
     for free, asked, job in zip(measured(*quick), measured(*slow), slow, strict=True):
-        found[f"max_staleness_{job.staleness}"] = {
+        bound = job.staleness
+        require(asked.staleness <= bound, f"staleness {asked.staleness} at max_staleness {bound}")
+        found[f"max_staleness_{bound}"] = {
             "rewards_free": free.mean,
             "rewards_slow": asked.mean,
             "rewards_slow_calculated": calculated(job),

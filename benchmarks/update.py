@@ -49,7 +49,7 @@ def main() -> None:
     wanted = plain_gradient(policies[0].model, samples[0][:NODES])
     policies[0].step(samples[0][:NODES])
     difference = relative_difference(first_gradient(policies[0]), wanted)
-    assert difference < SAME, f"gradients differ by {difference:.2g}, wanted below {SAME}"
+    results.require(difference < SAME, f"gradients differ by {difference:.2g}, wanted {SAME}")
     del wanted
     buffers = [RolloutBuffer(agent, NODES, NODES, seed=0) for agent in range(AGENTS)]
     side_by_side = min(AGENTS, cores)
@@ -118,7 +118,8 @@ def _nodes(trained: Policy) -> list[TrainingSample]:
 
 def _update(updates: Updates, samples: list[list[TrainingSample]]) -> None:
     done = asyncio.run(updates.run(samples, end_of_epoch=True))
-    assert all(update.stepped and len(update.steps) == STEPS for update in done)
+    every = all(update.stepped and len(update.steps) == STEPS for update in done)
+    results.require(every, f"an update did not make {STEPS} steps")
 
 
 def _write(value: float, **details: Any) -> None:

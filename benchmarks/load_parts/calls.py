@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import grpc
 import grpc.aio
 from benchmarks.load_parts.services import STALL_SECONDS
+from benchmarks.results import require
 
 from antiphon.clients.channel_options import client_options
 from antiphon.clients.types import (
@@ -78,7 +79,7 @@ async def score(address: str, count: int, size: int = 3) -> Outcome:
     async def one(channel: grpc.aio.Channel) -> None:
         stub = RewardServiceStub(channel)  # type: ignore[no-untyped-call]
         (found,) = score_response_from_proto(await stub.Score(request, timeout=DEADLINE))
-        assert found.value == size - 3, found
+        require(found.value == size - 3, f"a score is {found}, wanted {size - 3}")
 
     return await _at_once(address, count, one)
 
@@ -91,7 +92,8 @@ async def generate(address: str, count: int) -> Outcome:
         stub = GenerationServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Generate(request, timeout=DEADLINE)
         found = [completion_from_proto(c) async for part in call for c in part.completions]
-        assert {completion.sample_index for completion in found} == {0, 1}, found
+        samples = {completion.sample_index for completion in found}
+        require(samples == {0, 1}, f"completions of samples {samples}, wanted 0 and 1")
 
     return await _at_once(address, count, one)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.results import require
 from tests.support.models import tiny_folder
 
 START_SECONDS = 120.0
@@ -76,8 +77,8 @@ class Services:
         self._stack.callback(process.terminate)
         deadline = time.monotonic() + START_SECONDS
         while not told.exists():
-            assert process.poll() is None, f"{name} ended before it served"
-            assert time.monotonic() < deadline, f"{name} did not serve in {START_SECONDS} s"
+            require(process.poll() is None, f"{name} ended before it served")
+            require(time.monotonic() < deadline, f"{name} did not serve in {START_SECONDS} s")
             time.sleep(0.05)
         return Service(process.pid, str(json.loads(told.read_text())["address"]))
 

@@ -10,6 +10,7 @@ import torch
 from benchmarks.parity_parts import cases, models, our_run, script
 from benchmarks.parity_parts.cases import Case
 from benchmarks.parity_parts.relations import Told, largest
+from benchmarks.results import require
 
 from antiphon.learner.policy.policy import Policy
 
@@ -70,7 +71,7 @@ def half_dead(folder: Path, tensors: Tensors) -> Found:
     ran = our_run.run(case, policies=_policies(folder, case), reward=script.flat_reward)
     ((minibatch,), (gradient,)) = ran.watched[0].minibatches, ran.watched[0].gradients
     live = sum(not sample.dead for sample in minibatch)
-    assert 0 < live < len(minibatch)
+    require(0 < live < len(minibatch), f"{live} of {len(minibatch)} nodes are live")
     theirs = _steps(tensors, "half dead/gradient/0/0/")
     yield "dead_nodes", _gradient_gap(theirs, gradient, len(minibatch) / live)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parity_parts import models, script
+from benchmarks.results import require
 from datasets import Dataset
 
 from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
@@ -40,7 +41,7 @@ def _trained(folder: Path, *, agents: int = 1, eval_interval: int = 0, **given: 
 
 
 def three_agents(folder: Path) -> str:
-    assert _trained(folder, agents=3).num_agents == 3
+    require(_trained(folder, agents=3).num_agents == 3, "not three agents were trained")
     return "none"
 
 
@@ -51,7 +52,8 @@ def iterable(folder: Path) -> str:
 
 def evaluation_draws(folder: Path) -> float:
     without, evaluated = (_trained(folder, eval_interval=interval) for interval in (0, 1))
-    assert _gap(without.agents[0], models.load(models.folder(folder, 0))) > 0
+    trained = _gap(without.agents[0], models.load(models.folder(folder, 0)))
+    require(trained > 0, "the run without evaluation trained nothing")
     return _gap(without.agents[0], evaluated.agents[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -88,8 +89,16 @@ class Steps:
 
     @property
     def mean(self) -> float:
-        """Seconds per rollout batch."""
-        return sum(self.seconds) / len(self.seconds)
+        """Seconds per rollout batch over the whole time, also where steps come in bursts.
+
+        Batches that are under way side by side may end soon after one another.
+        """
+        return statistics.mean(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step where batches follow each other."""
+        return statistics.median(self.seconds)
 
 
 def _model(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:

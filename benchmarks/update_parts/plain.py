@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from benchmarks.results import require
 from benchmarks.update_parts.groups import TEMPERATURE
 from torch import Tensor, nn
 
@@ -52,7 +53,7 @@ def relative_difference(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> fl
     Raises:
         AssertionError: They are of different parameters.
     """
-    assert got.keys() == wanted.keys(), sorted(got.keys() ^ wanted.keys())
+    require(got.keys() == wanted.keys(), f"gradients of {sorted(got.keys() ^ wanted.keys())}")
 
     def norm(tensors: Sequence[Tensor]) -> float:
         return float(sum(t.double().square().sum() for t in tensors)) ** 0.5

@@ -46,6 +46,20 @@ def test_the_command_line_runs_without_rights(image: Images, target: str, tmp_pa
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_an_image_has_no_shell(image: Images, target: str, tmp_path: Path) -> None:
+    built = image(target)
+    for folder in ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin"):
+        programs = [file.name for file in (built.root / folder).glob("*") if not file.is_dir()]
+        others = [name for name in programs if not re.match("python|env$|ldconfig", name)]
+        assert others == [], folder
+    for shell in ("sh", "bash", "dash", "busybox", "perl", "pip"):
+        found = [file for file in (built.root / "usr").rglob(shell) if file.is_file()]
+        assert found == [], shell
+        with pytest.raises(AssertionError, match="No such file"):
+            run(built.command(tmp_path, "-c", "true", entry=shell))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_an_image_lists_what_the_lock_file_pins(image: Images, target: str) -> None:
     bill = json.loads((image(target).root / "usr/share/doc/antiphon/sbom.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"

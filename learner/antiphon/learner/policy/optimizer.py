@@ -15,7 +15,7 @@ leaves norms and biases out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,11 @@ from torch import Tensor, nn
 from antiphon.clients.types import FieldError, TensorDtype
 from antiphon.learner.config.optimizer import OptimizerSettings
 from antiphon.learner.policy.ranks import Ranks
+from antiphon.services.common.memory import mapped_like
 from antiphon.services.common.tensors import TORCH_DTYPES
+
+_ROUNDED_AT_ONCE = 1 << 20
+"""Elements, about: of more, what is made on the way would count."""
 
 
 class MasterOptimizer:
@@ -106,6 +110,8 @@ class MasterOptimizer:
                 gradient.mul_(most / gradient_norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.learning_rate
+        stepped = [m for m in self.masters.values() if m.grad is not None]
+        self._make_moments([m for m in stepped if m not in self._adamw.state])
         self._adamw.step()
         self.steps += 1
         self._round_into_model()
@@ -146,12 +152,10 @@ class MasterOptimizer:
             for name, master in self.masters.items():
                 master.copy_(self._ranks.local(masters[name]))
         self._adamw.state.clear()
+        self._make_moments([self.masters[name] for name in state["moments"]])
         for name, moments in state["moments"].items():
-            master = self.masters[name]
-            self._adamw.state[master] = {
-                key: self._ranks.local(value).to(master.device, copy=True)
-                for key, value in moments.items()
-            }
+            for key, value in moments.items():
+                self._adamw.state[self.masters[name]][key].copy_(self._ranks.local(value))
         self.steps = state["optimizer_steps"]
         self._round_into_model()
 
@@ -166,6 +170,21 @@ class MasterOptimizer:
             {"params": others, "weight_decay": 0.0},
         ]
         return groups
+
+    def _make_moments(self, masters: Sequence[Tensor]) -> None:
+        """Make what AdamW keeps of these masters; on a CPU in mappings of their own.
+
+        As blocks among those that come and go with a step they would part the room that the next
+        step's need.
+        """
+        if all(master.device.type == "cpu" for master in masters):
+            made = [[one.zero_() for one in mapped_like(masters)] for _ in range(2)]
+        else:
+            made = [[torch.zeros_like(master) for master in masters] for _ in range(2)]
+        for master, first, second in zip(masters, *made, strict=True):
+            where = master.device if master.device.type == "cuda" else "cpu"
+            step = torch.zeros((), dtype=torch.float32, device=where)
+            self._adamw.state[master] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 
     def _grads(self) -> list[Tensor]:
         return [master.grad for master in self.masters.values() if master.grad is not None]
@@ -182,4 +201,12 @@ class MasterOptimizer:
     def _round_into_model(self) -> None:
         for name, held in self._held.items():
             if self.masters[name] is not held:
-                held.copy_(self.masters[name].to(self._wire))
+                for part, master in zip(_parts(held), _parts(self.masters[name]), strict=True):
+                    part.copy_(master.to(self._wire))
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    """Views of some rows of a tensor each."""
+    if tensor.ndim == 0:
+        return [tensor]
+    return tensor.split(max(1, _ROUNDED_AT_ONCE * len(tensor) // max(1, tensor.numel())))

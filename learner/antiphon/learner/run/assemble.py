@@ -41,6 +41,7 @@ from antiphon.learner.weights.connect import (
 from antiphon.learner.weights.publisher import AgentPublisher
 from antiphon.learner.weights.replicas import Replicas, RunIdentity
 from antiphon.learner.weights.wire_weights import OwnWeights
+from antiphon.services.common.allocator import reuse_blocks_of_a_step
 from antiphon.services.common.models import context_length
 from antiphon.services.common.weights_store import WeightsStore
 
@@ -220,6 +221,8 @@ class Assembly:
             for agents in self._setup.policies
         ]
         self._context.checkpoints.add("buffer", buffers)
+        if self._setup.ranks is None:
+            reuse_blocks_of_a_step()
         at_once, threads = update_threads(self._setup)
         updates = Updates(
             buffers,

@@ -20,6 +20,16 @@ def keep_no_freed_blocks() -> None:
     glibc("mallopt", M_TRIM_THRESHOLD, 32 << 20)
 
 
+def reuse_blocks_of_a_step() -> None:
+    """Have a training step reuse what the last one freed, but for blocks of 4 MiB and more.
+
+    These go back as they are freed: kept among smaller ones they are cut up, and what comes next
+    needs room of its own.
+    """
+    glibc("mallopt", M_MMAP_THRESHOLD, 4 << 20)
+    glibc("mallopt", M_TRIM_THRESHOLD, 256 << 20)
+
+
 def glibc(function: str, *arguments: int) -> None:
     """Call a function of the C library that glibc alone has."""
     if sys.platform.startswith("linux"):

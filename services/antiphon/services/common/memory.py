@@ -22,8 +22,8 @@ _ALIGNED = 64
 def mapped(sizes: Iterable[int]) -> list[memoryview]:
     """Rooms of so many bytes side by side in one mapping, which ends with the last of them.
 
-    Memory is taken when it is written to, in large pages where the system has them: that is several
-    times faster than page by page.
+    Memory is 0, and is taken when it is written to, in large pages where the system has them: that
+    is several times faster than page by page.
     """
     sizes = list(sizes)
     starts, end = [], 0

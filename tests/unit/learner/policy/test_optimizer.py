@@ -120,3 +120,30 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
         weight.grad = torch.tensor([gradient], dtype=torch.bfloat16)
         optimizer.gather()
     assert optimizer.gradient_norm() == 257.0
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0, 3), (1500, 2000), (3, 1 << 21)])
+def test_parameters_of_any_size_step_as_torchs_own_and_are_rounded_whole(
+    shape: tuple[int, ...],
+) -> None:
+    """Large ones are rounded some rows at a time."""
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(shape, generator=generator).bfloat16().float()
+    weight, alone = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    never = parameter(1.0)
+    settings = OptimizerSettings(learning_rate=1e-3, max_grad_norm=None)
+    optimizer = MasterOptimizer({"w": weight, "never": never}, settings, wire_dtype=BF16)
+    adamw = torch.optim.AdamW([alone], lr=1e-3, fused=True)
+    for _ in range(2):
+        gradient = torch.randn(shape, generator=generator)
+        weight.grad, alone.grad = gradient.clone(), gradient
+        optimizer.gather()
+        optimizer.step(optimizer.gradient_norm())
+        optimizer.drop_gradients()
+        adamw.step()
+    state = optimizer.state_dict()
+    assert torch.equal(state["masters"]["w"], alone)
+    assert torch.equal(weight, alone.bfloat16().float())
+    for name, wanted in adamw.state[alone].items():
+        assert torch.equal(state["moments"]["w"][name], wanted)
+    assert "never" not in state["moments"]
