@@ -22,8 +22,17 @@ def tree(pid: int) -> set[int]:
 
 def cpu_seconds(pid: int) -> float:
     """Processor seconds of a process and its descendants, those that have ended included."""
+    return _seconds(pid, slice(11, 15))
+
+
+def kernel_seconds(pid: int) -> float:
+    """Those of `cpu_seconds` that the system took."""
+    return _seconds(pid, slice(12, 15, 2))
+
+
+def _seconds(pid: int, kinds: slice) -> float:
     fields = (_read(Path(f"/proc/{one}/stat")).rpartition(")")[2].split() for one in tree(pid))
-    return sum(sum(map(int, some[11:15])) for some in fields if some) / _TICKS
+    return sum(sum(map(int, some[kinds])) for some in fields if some) / _TICKS
 
 
 def memory(pid: int) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds, kernel_seconds
 from benchmarks.push_parts import bare_grpc, raw_tcp, receiving
 from benchmarks.push_parts.services import services
 from benchmarks.results import Row, write
@@ -44,7 +44,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     weights = OwnWeights(lambda: tensors, TensorDtype.BFLOAT16)
     encoder = WeightsEncoder(IDENTITY, 0, weights, deltas=True)
     raw, bare, pushed, pauses, encoding, processor, sender = [], [], [], [], [], [], []
-    bare_processor = []
+    bare_processor, kernel = [], []
     async with services(folder, SERVICES) as replicas:
         for version in range(1, rounds + 2):
             with torch.no_grad():
@@ -58,12 +58,14 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
             bare.append(seconds)
             bare_processor.append(used)
             used, own = cpu_seconds(os.getpid()), time.process_time()
+            system = kernel_seconds(os.getpid())
             began = time.perf_counter()
             results: list[PushResult] = await asyncio.gather(
                 *(r.client.push_weights(push.header, push.read, timeout=300.0) for r in replicas)
             )
             pushed.append(time.perf_counter() - began)
             processor.append(cpu_seconds(os.getpid()) - used)
+            kernel.append(kernel_seconds(os.getpid()) - system)
             sender.append(time.process_time() - own)
             pauses.append(max(result.pause_seconds for result in results))
             for replica in replicas:
@@ -82,6 +84,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         "bare_grpc_seconds": bare[1:],
         "push_seconds": pushed[1:],
         "push_processor_seconds": processor[1:],
+        "push_kernel_processor_seconds": kernel[1:],
         "sender_processor_seconds": sender[1:],
         "bare_grpc_processor_seconds": bare_processor[1:],
         "staged_processor_seconds": [SERVICES * seconds for seconds in staged[1:]],
@@ -109,10 +112,12 @@ def main() -> None:
         "pause_share": pause,
     }
     print(
-        "processor seconds: {push:.2f} of a push; the sender's {sender:.2f}; of the services', "
+        "processor seconds: {push:.2f} of a push, the kernel's {kernel:.2f} of them, the sender's "
+        "{sender:.2f}; of the services', "
         "by themselves: to check, copy and hash the bytes {staged:.2f}, to make "
         "weights of them {made:.2f}; {bare:.2f} of bare gRPC, sender and receivers".format(
             push=medians["push_processor_seconds"],
+            kernel=medians["push_kernel_processor_seconds"],
             sender=medians["sender_processor_seconds"],
             staged=medians["staged_processor_seconds"],
             made=medians["made_weights_processor_seconds"],

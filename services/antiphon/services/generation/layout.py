@@ -1,18 +1,26 @@
-"""How the weights of linear layers lie in memory, so that few rows multiply fast on a CPU.
+"""How linear layers multiply the few rows x [n, in] of a decode step fast, in float32 on a CPU.
 
-A layer keeps W [out, in] row after row. For the few rows x of a decode step, the product x Wᵀ is
-faster where W lies column after column: its shape, name and numbers stay the same.
+A layer keeps W [out, in] row after row. Where the processor has more than AVX2, the product x Wᵀ is
+faster if W lies column after column; its shape, name and numbers stay the same. With AVX2 W stays
+as it is, and a layer of many outputs, such as the head, computes some of them at a time: what a core
+makes of them then stays in its cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+MANY_OUTPUTS = 1 << 13
+OUTPUTS_AT_A_TIME = 768
+"""Of each thread."""
 
 
 def column_major(weight: Tensor) -> Tensor:
@@ -20,21 +28,49 @@ def column_major(weight: Tensor) -> Tensor:
     return weight.detach().t().contiguous().t()
 
 
-def lay_out_for_few_rows(model: PreTrainedModel) -> None:
-    """Lay a model's linear layers column after column where it computes in float32 on a CPU.
+def lay_out_for_few_rows(model: PreTrainedModel, *, columns: bool | None = None) -> None:
+    """Have a model's linear layers multiply few rows fast where it computes in float32 on a CPU.
 
-    An embedding that shares its weight with one looks its rows up there too: to gather a row from
-    all columns costs little beside the product.
+    Args:
+        model: Changed in place; names, shapes and numbers of its weights stay.
+        columns: Whether weights are laid out column after column, else large layers compute in
+            parts; None for what is faster on this machine.
+    """
+    if columns is None:
+        columns = torch.backends.cpu.get_cpu_capability() != "AVX2"
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    if columns:
+        _lay_out_in_columns(model, layers)
+    else:
+        for layer in layers:
+            if _gains(layer.weight) and layer.out_features >= MANY_OUTPUTS:
+                layer.forward = _in_parts(layer)  # type: ignore[method-assign]
+
+
+def _lay_out_in_columns(model: PreTrainedModel, layers: list[nn.Linear]) -> None:
+    """An embedding that shares its weight with a layer looks its rows up there too.
+
+    To gather a row from all columns costs little beside the product.
     """
     users: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             users.setdefault(id(parameter), []).append(module)
-    for module in model.modules():
-        if type(module) is not nn.Linear or not _gains(module.weight):
-            continue
-        if all(type(user) in (nn.Linear, nn.Embedding) for user in users[id(module.weight)]):
-            module.weight.data = column_major(module.weight)
+    for layer in layers:
+        others = users[id(layer.weight)]
+        if _gains(layer.weight) and all(type(user) in (nn.Linear, nn.Embedding) for user in others):
+            layer.weight.data = column_major(layer.weight)
+
+
+def _in_parts(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(states: Tensor) -> Tensor:
+        size = OUTPUTS_AT_A_TIME * torch.get_num_threads()
+        weights = layer.weight.split(size)
+        biases = [None] * len(weights) if layer.bias is None else layer.bias.split(size)
+        parts = [F.linear(states, w, b) for w, b in zip(weights, biases, strict=True)]
+        return torch.cat(parts, -1)
+
+    return forward
 
 
 def _gains(weight: Tensor) -> bool:

@@ -24,7 +24,7 @@ def test_weights_keep_names_shapes_and_numbers_and_logits_stay(
 ) -> None:
     plain = load_model(tiny_folders(seed=0, tie=tie), dtype=torch.float32)
     model = load_model(tiny_folders(seed=0, tie=tie), dtype=torch.float32)
-    lay_out_for_few_rows(model)
+    lay_out_for_few_rows(model, columns=True)
     assert wire_tensors(model).keys() == wire_tensors(plain).keys()
     for name, tensor in wire_tensors(model).items():
         assert torch.equal(tensor, wire_tensors(plain)[name])
@@ -35,21 +35,44 @@ def test_weights_keep_names_shapes_and_numbers_and_logits_stay(
         torch.testing.assert_close(model(IDS).logits, plain(IDS).logits)
 
 
-def test_a_model_in_another_format_is_left_as_it_is(tiny_folders: Folders) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [8192, 10_001])
+def test_a_large_layer_computes_in_parts_what_it_did_whole(
+    tiny_folders: Folders, outputs: int, bias: bool
+) -> None:
+    model = load_model(tiny_folders(seed=0), dtype=torch.float32)
+    width = model.lm_head.in_features
+    model.lm_head = torch.nn.Linear(width, outputs, bias=bias)
+    lay_out_for_few_rows(model, columns=False)
+    states = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        with torch.no_grad():
+            wanted = torch.nn.functional.linear(states, model.lm_head.weight, model.lm_head.bias)
+            torch.testing.assert_close(model.lm_head(states), wanted)
+        # New weights are put in as other memory.
+        model.lm_head.weight.data = torch.full((outputs, width), 0.5)
+    assert all(tensor.is_contiguous() for tensor in wire_tensors(model).values())
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_model_in_another_format_is_left_as_it_is(tiny_folders: Folders, columns: bool) -> None:
     model = load_model(tiny_folders(seed=0), dtype=torch.bfloat16)
-    lay_out_for_few_rows(model)
+    model.lm_head = torch.nn.Linear(model.lm_head.in_features, 8192, dtype=torch.bfloat16)
+    lay_out_for_few_rows(model, columns=columns)
+    assert "forward" not in vars(model.lm_head)
     assert all(tensor.is_contiguous() for tensor in wire_tensors(model).values())
 
 
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [True, False])
 def test_new_weights_wait_until_they_are_put_in(
-    tiny_folders: Folders, tie: bool, dtype: torch.dtype
+    tiny_folders: Folders, tie: bool, dtype: torch.dtype, columns: bool
 ) -> None:
     """S2: the old weights sample until all of the new ones are ready."""
     target = load_model(tiny_folders(seed=5, tie=tie), dtype=dtype)
     model = load_model(tiny_folders(seed=0, tie=tie), dtype=dtype)
-    lay_out_for_few_rows(model)
+    lay_out_for_few_rows(model, columns=columns)
     with torch.no_grad():
         before = model(IDS).logits
         pushed = {n: t.bfloat16().clone() for n, t in wire_tensors(target).items()}
