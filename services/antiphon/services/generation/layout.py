@@ -2,8 +2,8 @@
 
 A layer keeps W [out, in] row after row. Where the processor has more than AVX2, the product x Wᵀ is
 faster if W lies column after column; its shape, name and numbers stay the same. With AVX2 W stays
-as it is, and a layer of many outputs, such as the head, computes some of them at a time: what a core
-makes of them then stays in its cache.
+as it is, and a layer of many outputs, such as the head, computes some of them at a time, so that
+what a core makes of them stays in its cache.
 """
 
 from __future__ import annotations
