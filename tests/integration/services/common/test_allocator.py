@@ -30,7 +30,7 @@ print((full - before) >> 20, (rss().rss - before) >> 20)
 
 @pytest.mark.parametrize(
     ("function", "size"),
-    [("keep_no_freed_blocks", 3 << 20), ("reuse_blocks_of_a_step", 5 << 20)],
+    [("keep_no_freed_blocks", 3 << 20), ("reuse_blocks_of_a_step", 3 << 20)],
 )
 def test_large_blocks_go_back_to_the_system_when_they_are_freed(function: str, size: int) -> None:
     code = CODE.format(function=function, size=size)
