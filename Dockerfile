@@ -87,15 +87,16 @@ USER 10001:10001
 ENTRYPOINT ["antiphon"]
 CMD ["--help"]
 
-# Of the base's programs Python stays, env, which scripts name in their first line, and ldconfig,
-# which ctypes asks for libraries; no shell, package manager or pip does. Nothing can be RUN by a
-# shell in a stage that begins with this one.
+# Of the base's programs Python stays; env, which scripts name in their first line; ldconfig, which
+# ctypes asks for libraries; and rm, which empties the sandbox's folders. No shell, package manager or
+# pip does, so nothing can be RUN by a shell in a stage that begins with this one.
 FROM runtime AS shell-less
 USER 0:0
 RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip \
       /usr/lib/apt /usr/lib/dpkg /usr/lib/*/perl-base /var/lib/apt /var/cache/apt && \
     find /bin/ /sbin/ /usr/bin/ /usr/sbin/ /usr/local/bin/ /usr/local/sbin/ ! -type d \
-      ! -name 'python3*' ! -name python ! -name env ! -name 'ldconfig*' -delete
+      ! -name python ! -name 'python3' ! -name 'python3.[0-9]*[0-9]' \
+      ! -name env ! -name rm ! -name 'ldconfig*' -delete
 USER 10001:10001
 
 FROM shell-less AS services

@@ -22,7 +22,7 @@ demo: $(MODEL) ## Train two agents on SmolLM2-135M, from nothing to trained mode
 	@$(BIN)/antiphon train examples/demo.toml
 
 test: $(MODEL) ## Run the tests that need Python only (uses two cores)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm" -o faulthandler_timeout=1000
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not system and not slow and not vllm" -o faulthandler_timeout=1900
 
 test-system: $(INSTALLED) $(CHECKOV) $(STORAGE) ## Run the tests that need other programs (Node, Chromium, kubectl, namespaces), and install those
 	$(programs)
@@ -39,7 +39,7 @@ test-vllm: $(VLLM)/.installed ## Run the tests of the vLLM engine, and install v
 test-all: $(MODEL) $(CHECKOV) $(STORAGE) ## Run every test but vLLM's, the slow ones and those of images too (hours)
 	$(programs)
 	@tests/system/install.sh $(BUILDERS)
-	@$(PYTEST) -m "not vllm"
+	@$(PYTEST) -m "not vllm" -o faulthandler_timeout=3700
 
 fuzz: $(MODEL) ## Send 10,000 damaged messages and files to everything that reads any
 	@FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} FUZZ_SEED=$${FUZZ_SEED:-1000} $(PYTEST) tests/fuzz --timeout 3000 -o faulthandler_timeout=3100

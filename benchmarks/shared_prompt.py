@@ -38,7 +38,7 @@ def main() -> None:
     )
     _seconds(shared, long), _seconds(repeated, long)
     difference = relative_difference(first_gradient(shared), first_gradient(repeated))
-    results.require(difference <= SAME, f"gradients differ by {difference:.2g}, wanted {SAME}")
+    results.require(difference <= SAME, f"gradients differ by {difference:.2g}, at most {SAME}")
     sides = {"shared": (shared, long), "repeated": (repeated, long), "short": (shared, short)}
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):

@@ -13,7 +13,7 @@ from antiphon.clients.digest import chunk_checksum
 from antiphon.clients.push import CHUNK_BYTES
 from antiphon.clients.types import PushHeader, WeightsChunk
 from antiphon.services.common.tensors import from_bytes
-from antiphon.services.generation.layout import lay_out_for_few_rows
+from antiphon.services.generation.few_rows import multiply_few_rows_fast
 from antiphon.services.generation.new_weights import NewWeights
 from antiphon.services.generation.staging import Staging
 
@@ -30,7 +30,7 @@ def processor_seconds(
         rounds: How often.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    lay_out_for_few_rows(model)
+    multiply_few_rows_fast(model)
     chunks = list(_chunks(buffers))
     staged, made = [], []
     for _ in range(rounds):

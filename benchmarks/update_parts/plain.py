@@ -51,7 +51,7 @@ def relative_difference(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> fl
     """Norm of the difference of two gradients over the norm of the second.
 
     Raises:
-        AssertionError: They are of different parameters.
+        RuntimeError: They are of different parameters.
     """
     require(got.keys() == wanted.keys(), f"gradients of {sorted(got.keys() ^ wanted.keys())}")
 

@@ -50,11 +50,11 @@ def test_an_image_has_no_shell(image: Images, target: str, tmp_path: Path) -> No
     built = image(target)
     for folder in ("bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin"):
         programs = [file.name for file in (built.root / folder).glob("*") if not file.is_dir()]
-        others = [name for name in programs if not re.match("python|env$|ldconfig", name)]
+        others = [name for name in programs if not re.match("python|(env|rm)$|ldconfig", name)]
         assert others == [], folder
     for shell in ("sh", "bash", "dash", "busybox", "perl", "pip"):
-        found = [file for file in (built.root / "usr").rglob(shell) if file.is_file()]
-        assert found == [], shell
+        files = [file for file in (built.root / "usr").rglob(shell) if file.is_file()]
+        assert [file for file in files if file.stat().st_mode & 0o111] == [], shell
         with pytest.raises(AssertionError, match="No such file"):
             run(built.command(tmp_path, "-c", "true", entry=shell))
 
@@ -68,6 +68,24 @@ def test_an_image_lists_what_the_lock_file_pins(image: Images, target: str) -> N
     pinned = _pinned()
     assert {name: version for name, version in held.items() if pinned.get(name) != version} == {}
     assert ("torch" in held) == (target != "services")
+
+
+def test_model_written_code_runs_in_the_services_image_and_leaves_nothing(
+    image: Images, tmp_path: Path
+) -> None:
+    """Without protections, as where an engine's seccomp profile refuses namespaces."""
+    code = (
+        "import pathlib, tempfile\n"
+        "from antiphon.services.reward.sandbox import Sandbox\n"
+        "sandbox = Sandbox(require=())\n"
+        "print(sorted(sandbox.protections))\n"
+        'ran = sandbox.run(\'open("left", "w").write("x")\\ndef two(): return 2\','
+        " ['assert two() == 2'])\n"
+        "print(ran)\n"
+        "print([*pathlib.Path(tempfile.gettempdir()).iterdir()])\n"
+    )
+    told = run(image("services").command(tmp_path, "-c", code, entry="python")).splitlines()
+    assert told[-1] == "[]", told
 
 
 def test_models_can_be_fetched_in_the_generation_image(image: Images, tmp_path: Path) -> None:

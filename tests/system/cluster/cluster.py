@@ -47,9 +47,11 @@ class Cluster:
 
     def close(self) -> None:
         """Kill what still runs."""
-        with ThreadPoolExecutor(max(len(self.running), 1)) as threads:
-            list(threads.map(RunningPod.kill, self.running))
-        self._names.close()
+        try:
+            with ThreadPoolExecutor(max(len(self.running), 1)) as threads:
+                list(threads.map(RunningPod.kill, self.running))
+        finally:
+            self._names.close()
 
     def of(self, workload: str) -> list[RunningPod]:
         """The pods of a workload that nobody has deleted."""

@@ -110,7 +110,7 @@ class RunningPod:
         return self._end(self.grace)
 
     def kill(self) -> None:
-        """Have it end at once and not start again; does nothing where it has ended."""
+        """Have it end at once, if it has not, and not start again."""
         self._end(0.0)
 
     def _end(self, grace: float) -> float:
@@ -150,7 +150,7 @@ class RunningPod:
             if not always:
                 break
         if not always:
-            self.phase = "Failed" if self.exit_code else "Succeeded"
+            self.phase = "Succeeded" if self.exit_code == 0 else "Failed"
 
     def _pause_before_start(self) -> float:
         """At once, at once, ten seconds later, then twice as long each time."""

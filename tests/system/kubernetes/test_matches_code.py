@@ -260,7 +260,7 @@ def test_scaling_follows_a_metric_of_the_engine(tmp_path: Path) -> None:
 def test_images_are_stages_of_the_dockerfile(objects: tuple[Manifest, ...]) -> None:
     root = Path(__file__).parents[3]
     text = (root / "Dockerfile").read_text()
-    stages = re.findall(r"^FROM (?:runtime|\$\{ENGINE\}) AS (\S+)$", text, re.MULTILINE)
+    stages = re.findall(r"^FROM (?:runtime|shell-less|\$\{ENGINE\}) AS (\S+)$", text, re.MULTILINE)
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     for pod in pods(objects):
         name, _, tag = pod.container["image"].partition(":")

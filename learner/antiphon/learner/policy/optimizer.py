@@ -28,7 +28,7 @@ from antiphon.services.common.memory import mapped_like
 from antiphon.services.common.tensors import TORCH_DTYPES
 
 _ROUNDED_AT_ONCE = 1 << 20
-"""Elements, about: of more, what is made on the way would count."""
+"""Elements, about. Of a whole embedding the copy in the wire's format would be part of the peak."""
 
 
 class MasterOptimizer:
@@ -174,11 +174,11 @@ class MasterOptimizer:
     def _make_moments(self, masters: Sequence[Tensor]) -> None:
         """Make what AdamW keeps of these masters; on a CPU in mappings of their own.
 
-        As blocks among those that come and go with a step they would part the room that the next
-        step's need.
+        Among the blocks that a step takes and frees they would leave gaps, which the blocks of the
+        next step do not fit into.
         """
         if all(master.device.type == "cpu" for master in masters):
-            made = [[one.zero_() for one in mapped_like(masters)] for _ in range(2)]
+            made = [mapped_like(masters) for _ in range(2)]  # of zeros
         else:
             made = [[torch.zeros_like(master) for master in masters] for _ in range(2)]
         for master, first, second in zip(masters, *made, strict=True):
@@ -206,7 +206,7 @@ class MasterOptimizer:
 
 
 def _parts(tensor: Tensor) -> Sequence[Tensor]:
-    """Views of some rows of a tensor each."""
-    if tensor.ndim == 0:
+    """Views of some rows of a tensor each; on a GPU the tensor, as there calls are what costs."""
+    if tensor.ndim == 0 or tensor.device.type != "cpu":
         return [tensor]
-    return tensor.split(max(1, _ROUNDED_AT_ONCE * len(tensor) // max(1, tensor.numel())))
+    return torch.split(tensor, max(1, _ROUNDED_AT_ONCE * len(tensor) // max(1, tensor.numel())))

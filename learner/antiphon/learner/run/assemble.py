@@ -221,7 +221,7 @@ class Assembly:
             for agents in self._setup.policies
         ]
         self._context.checkpoints.add("buffer", buffers)
-        if self._setup.ranks is None:
+        if self._setup.ranks is None:  # Ranks have set their own way when they met.
             reuse_blocks_of_a_step()
         at_once, threads = update_threads(self._setup)
         updates = Updates(

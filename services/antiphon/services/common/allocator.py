@@ -24,7 +24,7 @@ def reuse_blocks_of_a_step() -> None:
     """Have a training step reuse what the last one freed, but for blocks of 2 MiB and more.
 
     These go back as they are freed: kept among smaller ones they are cut up, and what comes next
-    needs room of its own.
+    needs room of its own. Holds for the whole process, a user's script too, until its end.
     """
     glibc("mallopt", M_MMAP_THRESHOLD, 2 << 20)
     glibc("mallopt", M_TRIM_THRESHOLD, 256 << 20)

@@ -41,7 +41,7 @@ def mapped(sizes: Iterable[int]) -> list[memoryview]:
 
 
 def mapped_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors without values on the CPU, like the given ones, side by side in one mapping.
+    """Tensors of zeros on the CPU, like the given ones, side by side in one mapping.
 
     Dense strides are kept: what lies column after column does so again.
     """
@@ -52,7 +52,7 @@ def mapped_like(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _in_room(room: memoryview, like: Tensor) -> Tensor:
     strides = torch.empty_like(like, device="meta", requires_grad=False).stride()
     if not room.nbytes:
-        return torch.empty(like.shape, dtype=like.dtype)
+        return torch.zeros(like.shape, dtype=like.dtype)
     return torch.frombuffer(room, dtype=like.dtype).as_strided(like.shape, strides)
 
 

@@ -47,8 +47,8 @@ from antiphon.services.generation.engine import (
     PushedTensor,
 )
 from antiphon.services.generation.engine_thread import EngineThread
+from antiphon.services.generation.few_rows import multiply_few_rows_fast
 from antiphon.services.generation.jobs import Generation, Swap
-from antiphon.services.generation.layout import lay_out_for_few_rows
 from antiphon.services.generation.metrics import GenerationMetrics, generation_metrics
 from antiphon.services.generation.new_weights import NewWeights
 
@@ -123,7 +123,7 @@ class TransformersEngine:
             self._round(weights_dtype)
             self.base = tensor_specs(tensors, weights_dtype)
             self.loaded = LoadedWeights(digest=weights_digest(self.base))
-        lay_out_for_few_rows(model)
+        multiply_few_rows_fast(model)
         self._decoder = Decoder(model, self._thread.stepped)
         self._metrics.step_age.set_function(lambda: self._thread.seconds_since_step)
         self._metrics.requests_waiting.set_function(lambda: float(self._thread.waiting))

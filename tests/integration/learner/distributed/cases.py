@@ -23,18 +23,17 @@ from antiphon.learner.policy.micro_batches import plain_row
 from antiphon.learner.policy.policy import PolicySettings
 
 EOS = 2
-LOGPROB_SIZE = 10.0
-"""How large the log-probabilities of `minibatches_of` become."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a policy is trained."""
+    """How a policy is trained; its engine gap is a difference of numbers of size `logprobs`."""
 
     settings: PolicySettings = SETTINGS
     wire: TensorDtype = F32
     lora: LoraSettings | None = None
     steps: int = 3
+    logprobs: float = 1.0
 
 
 # Ranks have micro-batches of other numbers and sizes than one process has.
@@ -43,7 +42,8 @@ CASES = {
     "plain": Case(SMALL),
     # At importance ratios far from 1, rounding weighs more than what is compared.
     "recomputed": Case(
-        replace(SMALL, activation_checkpointing=True, logprob_support="full", learning_rate=1e-4)
+        replace(SMALL, activation_checkpointing=True, logprob_support="full", learning_rate=1e-4),
+        logprobs=10.0,
     ),
     "bf16-wire": Case(SMALL, BF16),
     # Few weights move by a bf16 unit, so what changed is sent alone.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.learner.distributed.cases import CASES, LOGPROB_SIZE, ROWS, minibatches_of
+from tests.integration.learner.distributed.cases import CASES, ROWS, minibatches_of
 from tests.support.policies import make_model
 from tests.support.ranks import torchrun
 from torch import Tensor
@@ -43,20 +43,26 @@ def alone(name: str, folder: Path) -> Policy:
     return Policy(0, source.load(), case.settings, wire_dtype=case.wire)
 
 
-def assert_same(got: Mapping[str, Any], wanted: Mapping[str, Any], within: float) -> None:
-    """Numbers within a share of their size.
+def assert_same(
+    got: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    within: float,
+    *,
+    logprobs: float,
+    largest: float,
+) -> None:
+    """Numbers within a share of their size; gaps are differences of numbers of size `logprobs`.
 
-    Differences of log-probabilities, and ratios, which are exponentials of such, are as exact as
-    the log-probabilities are.
+    A ratio is the exponential of a difference of log-probabilities: what these may be off by, of
+    the largest one, it may be off by as a share of itself.
     """
     assert got.keys() == wanted.keys()
     for key, value in wanted.items():
-        if key.startswith("logprob_gap"):
-            assert got[key] == pytest.approx(value, rel=within, abs=within * LOGPROB_SIZE), key
-        elif key.startswith("ratio"):
-            assert got[key] == pytest.approx(value, rel=within * LOGPROB_SIZE), key
+        if key.startswith("ratio"):
+            assert got[key] == pytest.approx(value, rel=within * largest), key
         elif isinstance(value, float):
-            assert got[key] == pytest.approx(value, rel=within, abs=within), key
+            size = logprobs if key.startswith("logprob_gap") else 1.0
+            assert got[key] == pytest.approx(value, rel=within, abs=within * size), key
         else:
             assert got[key] == value, key
 
@@ -74,7 +80,11 @@ def assert_as_alone(folder: Path, name: str, *, within: float = 1e-6) -> None:
     reference = Reference(0, policy.model, None, policy.wire_dtype)
     told = json.loads((folder / f"{name}.json").read_text())
     for step, got in enumerate(told["steps"]):
-        assert_same(got, asdict(policy.step(*minibatches_of(step))), within)
+        minibatches = minibatches_of(step)
+        of_all = [c.logprobs for minibatch in minibatches for n in minibatch for c in n.completions]
+        largest = max(-logprob for of_one in of_all for logprob in of_one)
+        wanted = asdict(policy.step(*minibatches))
+        assert_same(got, wanted, within, logprobs=CASES[name].logprobs, largest=largest)
     assert told["optimizer_steps"] == policy.optimizer_steps
     wire = policy.wire_tensors()
     assert_same_weights(load_file(folder / f"{name}.safetensors"), wire, within)

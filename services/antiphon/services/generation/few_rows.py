@@ -1,15 +1,15 @@
 """How linear layers multiply the few rows x [n, in] of a decode step fast, in float32 on a CPU.
 
-A layer keeps W [out, in] row after row. Where the processor has more than AVX2, the product x Wᵀ is
-faster if W lies column after column; its shape, name and numbers stay the same. With AVX2 W stays
-as it is, and a layer of many outputs, such as the head, computes some of them at a time, so that
-what a core makes of them stays in its cache.
+A layer keeps W [out, in] row after row. With AVX2 that is well, and a layer of many outputs, such
+as the head, computes some of them at a time, so that what a core makes of them stays in its cache.
+On all other processors, those with AVX-512 first, W lies column after column, for which the product
+x Wᵀ is faster; its shape, name and numbers stay the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MANY_OUTPUTS = 1 << 13
+"""A layer of so many computes them in parts."""
 OUTPUTS_AT_A_TIME = 768
 """Of each thread."""
+FEW_ROWS = 128
+"""Of more rows all outputs are computed at once: then it saves nothing."""
 
 
 def column_major(weight: Tensor) -> Tensor:
@@ -28,7 +31,7 @@ def column_major(weight: Tensor) -> Tensor:
     return weight.detach().t().contiguous().t()
 
 
-def lay_out_for_few_rows(model: PreTrainedModel, *, columns: bool | None = None) -> None:
+def multiply_few_rows_fast(model: PreTrainedModel, *, columns: bool | None = None) -> None:
     """Have a model's linear layers multiply few rows fast where it computes in float32 on a CPU.
 
     Args:
@@ -44,7 +47,7 @@ def lay_out_for_few_rows(model: PreTrainedModel, *, columns: bool | None = None)
     else:
         for layer in layers:
             if _gains(layer.weight) and layer.out_features >= MANY_OUTPUTS:
-                layer.forward = _in_parts(layer)  # type: ignore[method-assign]
+                cast("Any", layer).forward = _in_parts(layer)
 
 
 def _lay_out_in_columns(model: PreTrainedModel, layers: list[nn.Linear]) -> None:
@@ -64,9 +67,11 @@ def _lay_out_in_columns(model: PreTrainedModel, layers: list[nn.Linear]) -> None
 
 def _in_parts(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     def forward(states: Tensor) -> Tensor:
+        if states.numel() > FEW_ROWS * layer.in_features:
+            return F.linear(states, layer.weight, layer.bias)
         size = OUTPUTS_AT_A_TIME * torch.get_num_threads()
-        weights = layer.weight.split(size)
-        biases = [None] * len(weights) if layer.bias is None else layer.bias.split(size)
+        weights = torch.split(layer.weight, size)
+        biases = [None] * len(weights) if layer.bias is None else torch.split(layer.bias, size)
         parts = [F.linear(states, w, b) for w, b in zip(weights, biases, strict=True)]
         return torch.cat(parts, -1)
 
