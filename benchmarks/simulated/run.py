@@ -212,7 +212,8 @@ def updates_that_sleep(
     job: Job, on_step: Callable[[], None] = lambda: None, *, stepped: bool = True
 ) -> Iterator[None]:
     """Steps of known length; the weights stay as they are and are published, where `stepped`."""
-    per_node = job.update_seconds / job.nodes
+    # Policies as small as these are updated in turn.
+    per_node = job.update_seconds / (job.nodes * job.agents)
 
     def step(_policy: Any, *minibatches: Sequence[Any]) -> StepStats:
         nodes = sum(len(minibatch) for minibatch in minibatches)
