@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-from torch import Tensor
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.types import (
@@ -26,7 +24,6 @@ from antiphon.clients.types import (
     Score,
     ScoredJointAction,
     Task,
-    TensorDtype,
     TensorSpec,
     TransitionResult,
 )
@@ -35,7 +32,7 @@ from antiphon.learner.rollout import judges
 from antiphon.learner.run import assemble, connections
 from antiphon.learner.weights.publisher import Publication
 from antiphon.learner.weights.replicas import Replicas, RunIdentity
-from antiphon.services.common.tensors import to_bytes
+from antiphon.learner.weights.wire_weights import WireWeights
 from antiphon.services.common.user_functions import RewardFunction, TransitionFunction
 from antiphon.services.generation.engine import PushedTensor
 from antiphon.services.generation.service import GenerationService
@@ -74,13 +71,11 @@ class Publisher:
         self,
         identity: RunIdentity,
         agent: int,
-        tensors: Callable[[], Mapping[str, Tensor]],
-        dtype: TensorDtype,
+        weights: WireWeights,
         replicas: Replicas,
         **_: Any,
     ) -> None:
-        self._identity, self._agent = identity, agent
-        self._tensors, self._dtype = tensors, dtype
+        self._identity, self._agent, self._weights = identity, agent, weights
         (replica,) = replicas
         self._engine = replica.client.engine  # type: ignore[attr-defined]
         self.version = 0
@@ -89,11 +84,10 @@ class Publisher:
     async def publish(self) -> Publication:
         """Copy the present weights into the engine."""
         self.version += 1
+        weights = self._weights
         pushed = [
-            PushedTensor(
-                TensorSpec(name, self._dtype, tuple(tensor.shape), 0), to_bytes(tensor, self._dtype)
-            )
-            for name, tensor in self._tensors().items()
+            PushedTensor(TensorSpec(name, weights.dtype, shape, 0), weights.present(name))
+            for name, shape in weights.shapes().items()
         ]
         run, incarnation = self._identity.run_id, self._identity.incarnation
         loaded = LoadedWeights(run, incarnation, self.version, DIGEST)
