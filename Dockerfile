@@ -95,7 +95,7 @@ USER 0:0
 RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip \
       /usr/lib/apt /usr/lib/dpkg /usr/lib/*/perl-base /var/lib/apt /var/cache/apt && \
     find /bin/ /sbin/ /usr/bin/ /usr/sbin/ /usr/local/bin/ /usr/local/sbin/ ! -type d \
-      ! -name python ! -name 'python3' ! -name 'python3.[0-9]*[0-9]' \
+      ! -name python ! -name python3 ! -name 'python3.[0-9]*[0-9]' \
       ! -name env ! -name rm ! -name 'ldconfig*' -delete
 USER 10001:10001
 
