@@ -22,7 +22,7 @@ UNHAPPY = r',?\s*(grpc_code|result)[=!]~?"[^"]*"'
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched_run(tmp_path_factory.mktemp("watched"), epochs=4) as run:
+    with watched_run(tmp_path_factory.mktemp("watched"), scrapes=10) as run:
         yield run
 
 

@@ -3,6 +3,9 @@
     python -m tests.system.monitoring.watched_run docs/images/monitoring.svg
 
 trains for a minute and draws what Prometheus saw.
+
+The training goes on until Prometheus has seen it often enough: Prometheus takes up to five seconds
+to begin with a new target, in which a fast machine trains dozens of prompts.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tests.support.models import save_model, tiny_model, tiny_tokenizer
 from tests.support.processes import Processes, Started, wait_until
 from tests.system.monitoring.prometheus import Prometheus, prometheus
 
+ENDED_BY_SIGTERM = 143
 PROMPTS = ["one red cat sings", "two blue dog replies", "three green cat was", "a b c d"]
 TASK = '''
 import time
@@ -45,7 +49,7 @@ directory = "{folder}"
 
 [magrpo]
 num_turns = 2
-num_train_epochs = {epochs}
+num_train_epochs = 100000
 num_generations = 4
 max_new_tokens = 8
 temperature = 1.0
@@ -106,8 +110,15 @@ class Watched:
 
 
 @contextmanager
-def watched_run(folder: Path, *, epochs: int, learning_rate: float = 0.003) -> Iterator[Watched]:
-    """Trains, with Prometheus watching; the services and Prometheus are up within the block."""
+def watched_run(folder: Path, *, scrapes: int, learning_rate: float = 0.003) -> Iterator[Watched]:
+    """Trains, with Prometheus watching; the services and Prometheus are up within the block.
+
+    Args:
+        folder: Holds all that is written.
+        scrapes: How often Prometheus has seen the learner train when the run is ended; once a
+            second.
+        learning_rate: Of every agent.
+    """
     with Processes(folder) as processes, prometheus(folder, processes) as server:
         services = _services(folder, processes)
         addresses = {
@@ -115,13 +126,14 @@ def watched_run(folder: Path, *, epochs: int, learning_rate: float = 0.003) -> I
             for name, service in services.items()
         }
         server.scrape(addresses)
-        run_file = _run_file(folder, services, epochs, learning_rate)
+        run_file = _run_file(folder, services, learning_rate)
         learner = processes.antiphon("learner", "train", str(run_file), cwd=folder)
         addresses["learner"] = str(learner.description(timeout=240)["metrics_address"])
         since = time.time()
         server.scrape(addresses)
         metrics = _told_while(learner, addresses)
-        learner.succeed(timeout=900)
+        _wait_for_scrapes(server, learner, scrapes)
+        assert learner.terminate(timeout=120) == ENDED_BY_SIGTERM, learner.log
         yield Watched(server, since, time.time(), metrics)
 
 
@@ -140,14 +152,11 @@ def _services(folder: Path, processes: Processes) -> dict[str, Started]:
     return {name: processes.serve(name, *own, cwd=folder) for name, own in arguments.items()}
 
 
-def _run_file(
-    folder: Path, services: dict[str, Started], epochs: int, learning_rate: float
-) -> Path:
+def _run_file(folder: Path, services: dict[str, Started], learning_rate: float) -> Path:
     own = certificate(folder, "learner", certificate_authority(folder))
     text = RUN.format(
         folder=folder,
         models=folder / "models",
-        epochs=epochs,
         learning_rate=learning_rate,
         prompts=json.dumps(PROMPTS),
         cert=own.cert,
@@ -173,6 +182,21 @@ def _told_while(learner: Started, addresses: dict[str, str]) -> dict[str, str]:
     return {name: _get(address) for name, address in addresses.items()}
 
 
+def _wait_for_scrapes(server: Prometheus, learner: Started, scrapes: int) -> None:
+    """Returns when Prometheus has seen the learner that often from now on."""
+
+    def seen() -> float:
+        found = server.now("count_over_time(antiphon_learner_batches_total[1h])")
+        return sum(float(one["value"][1]) for one in found)
+
+    def seen_enough() -> bool:
+        assert learner.popen.poll() is None, f"the run ended too early:\n{learner.log}"
+        return seen() >= before + scrapes
+
+    before = seen()
+    wait_until(seen_enough, timeout=120 + 3 * scrapes, what=f"Prometheus sees {scrapes} samples")
+
+
 def _get(address: str) -> str:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
         return str(answer.read().decode())
@@ -182,11 +206,11 @@ def main() -> None:
     """Trains for a minute and draws what Prometheus saw."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("picture", type=Path, help="SVG file to write")
-    parser.add_argument("--epochs", type=int, default=10, help="epochs of four prompts")
+    parser.add_argument("--scrapes", type=int, default=60, help="how long, about one a second")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        watched_run(Path(folder), epochs=options.epochs) as run,
+        watched_run(Path(folder), scrapes=options.scrapes) as run,
     ):
         draw(run.prometheus.url, options.picture, since=run.since, until=run.until)
 
