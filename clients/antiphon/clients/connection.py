@@ -50,6 +50,39 @@ class Client:
         """Where the service is."""
         return self.endpoint.address
 
+    @property
+    def service(self) -> str:
+        """Full name of the gRPC service."""
+        return self._service
+
+    async def check_health(self, timeout: float) -> None:
+        """Ask once whether the service serves. A server without health counts as one that does.
+
+        Raises:
+            CallError: It cannot be reached, or it does not serve: UNAVAILABLE; NOT_FOUND where the
+                server does not offer this service.
+        """
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        try:
+            with waiting_for(f"Check at {self.address}"):
+                answer = await stub.Check(
+                    health_pb2.HealthCheckRequest(service=self._service),
+                    timeout=timeout,
+                    metadata=self.endpoint.metadata(),
+                )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return
+            raise self._error(error, "Check") from error
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            raise CallError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the service says {status}; see its log",
+                address=self.address,
+                rpc="Check",
+            )
+
     async def watch_health(self) -> AsyncGenerator[bool, None]:
         """Yield whether the service serves, now and whenever that changes.
 

@@ -92,6 +92,8 @@ class CallError(Exception):
             for violation in self.violations
             if violation.description not in self.message
         ]
+        if self.code is grpc.StatusCode.UNIMPLEMENTED and not self.reason:
+            parts.append("compare the address: another service may answer there")
         if self.attempts > 1:
             parts.append(f"tried {self.attempts} times")
         if self.earlier:

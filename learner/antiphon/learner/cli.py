@@ -47,6 +47,7 @@ def train(
 
         [magrpo]
         num_turns = 2
+        early_termination_threshold = 0.9   # no second turn where the mean reward is above it
         num_train_epochs = 2
         max_new_tokens = 64
 
@@ -85,6 +86,11 @@ def train(
 
     Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
     """
+    if dry_run and resume is not None:
+        raise typer.BadParameter(
+            "--dry-run checks what a new run needs, not a checkpoint; leave one of both out",
+            param_hint="--resume",
+        )
     sources: Any = {"overrides": overrides or (), "environ": os.environ}
     if asked_for("run.log_format", file=file, **sources) == "json":
         configure_logging("json")  # what is wrong with the settings is for machines too

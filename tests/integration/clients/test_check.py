@@ -120,6 +120,13 @@ async def test_a_transition_service_that_keeps_the_contract_passes_every_check()
     assert failed(findings) == []
 
 
+async def test_another_service_is_told_in_one_line() -> None:
+    findings = await check(StrictGuide().register, RewardSubject(2))
+    assert failed(findings) == ["service"]
+    assert findings[-1].got == "a gRPC server without Score"
+    assert findings[-1].advice == "compare the address: another service answers there"
+
+
 def judged(change: Callable[[list[JointAction], list[Score]], list[Score]]) -> Judge:
     async def script(actions: list[JointAction], context: Any) -> list[Score]:
         return change(actions, [ratio(action) for action in actions])

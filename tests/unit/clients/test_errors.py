@@ -54,6 +54,15 @@ def test_a_reason_of_another_domain_is_not_taken_for_ours() -> None:
     assert error.reason == ""
 
 
+def test_a_method_that_the_server_lacks_points_to_the_address() -> None:
+    """Unless the service says itself that it lacks a feature."""
+    advice = "compare the address: another service may answer there"
+    assert advice in str(read(rpc_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")))
+    info = error_details_pb2.ErrorInfo(reason="FEATURE_UNAVAILABLE", domain="antiphon.v1")
+    own = read(rpc_error(grpc.StatusCode.UNIMPLEMENTED, "no pushes", packed(info)))
+    assert advice not in str(own)
+
+
 @pytest.mark.parametrize("details", [b"", b"\xff\xff\xff", b"not a status"])
 def test_details_that_cannot_be_read_do_not_hide_the_error(details: bytes) -> None:
     error = read(rpc_error(grpc.StatusCode.NOT_FOUND, "no such thing", details))

@@ -91,6 +91,12 @@ def test_a_dry_run_shows_the_run_and_trains_nothing(run_file: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_a_dry_run_of_a_resumed_run_is_refused(run_file: Path) -> None:
+    result = CliRunner().invoke(app, ["train", str(run_file), "--dry-run", "--resume", "latest"])
+    assert result.exit_code == 2
+    assert "checks what a new run needs" in result.output
+
+
 def test_an_unknown_key_is_one_line_and_code_1(run_file: Path) -> None:
     result = _antiphon("train", "run.toml", "--set", "magrpo.num_turn=3", folder=run_file.parent)
     assert result.returncode == 1

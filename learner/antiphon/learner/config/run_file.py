@@ -85,6 +85,11 @@ class AgentSettings(_Section):
     lora: Lora = None
     """Its LoRA adapter, where it is not `magrpo.lora`; ``"none"`` trains the whole model."""
 
+    @field_validator("addresses", mode="before")
+    @classmethod
+    def _one_address(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("model", "tokenizer")
     @classmethod
     def _home(cls, value: str | None) -> str | None:

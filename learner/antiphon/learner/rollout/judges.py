@@ -7,13 +7,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.errors import CallError
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.transition import TransitionClient
+from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.local import LocalServices
 from antiphon.learner.rollout.scoring import OnMainThread, RewardScorer, ServiceTransitions
 from antiphon.learner.rollout.size import joint_actions_per_node
 from antiphon.learner.run.setup import RunSetup
+from antiphon.learner.weights.start_wait import started
 
 
 @dataclass(frozen=True)
@@ -33,16 +37,23 @@ async def open_judges(
 ) -> Judges:
     """Connect to the reward and transition services, given or served here.
 
+    Those that are given are waited for, so that a run does not sample for nobody.
+
     Args:
         setup: The run.
         local: Serves what the run brings itself.
         run_id: The run that asks.
         on_main_thread: Runs the reward processor.
         stack: Closes the clients at the end.
+
+    Raises:
+        CallError: A service that is given has not answered within `start_timeout`.
     """
     config = setup.config
     reward = RewardClient(await local.reward(), retry=config.retry)
     stack.push_async_callback(reward.close)
+    if isinstance(setup.reward, Endpoint):
+        await _reached(reward, config)
     scorer = RewardScorer(
         reward,
         run_id=run_id,
@@ -58,6 +69,8 @@ async def open_judges(
         return Judges(scorer, None)
     transition = TransitionClient(endpoint, retry=config.retry)
     stack.push_async_callback(transition.close)
+    if isinstance(setup.transition, Endpoint):
+        await _reached(transition, config)
     transitioner = ServiceTransitions(
         transition,
         run_id=run_id,
@@ -65,6 +78,19 @@ async def open_judges(
         timeout=_deadline(setup, config.transition_timeout, setup.transition),
     )
     return Judges(scorer, transitioner)
+
+
+async def _reached(client: Client, config: MAGRPOConfig) -> None:
+    """Returns once a service can be called; what it says of its health is its own affair."""
+
+    async def ask() -> None:
+        try:
+            await client.check_health(config.control_timeout)
+        except CallError as error:
+            if error.transient:
+                raise
+
+    await started(client, ask, start_timeout=config.start_timeout, timeout=config.control_timeout)
 
 
 def _deadline(

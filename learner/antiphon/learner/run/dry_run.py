@@ -10,13 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.clients.endpoint import Endpoint, open_channel
-from antiphon.clients.errors import CallError, ContractError, from_rpc_error
+from antiphon.clients.connection import Client
+from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.generation import GenerationClient
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
+from antiphon.clients.transition import TransitionClient
 from antiphon.clients.types import FieldError, ModelInfo, RewardInfo
 from antiphon.learner.config.per_agent import of_agent
 from antiphon.learner.config.run_file import FunctionSettings, RunConfig
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
+
+_ONCE = RetryPolicy(attempts=1)
 
 # What a wrong setting can lead to; anything else is a defect and travels.
 _FAILURES = (
@@ -244,8 +247,8 @@ class Inspection:
     ) -> tuple[ModelInfo, str]:
         endpoint = self._config.endpoint(address)
         timeout = self._config.magrpo.control_timeout
-        await check_health(endpoint, "antiphon.v1.GenerationService", timeout)
-        async with GenerationClient(endpoint, retry=RetryPolicy(attempts=1)) as client:
+        async with GenerationClient(endpoint, retry=_ONCE) as client:
+            await check_serves(client, timeout)
             info = await client.get_model_info(timeout)
         if model is not None:
             needs = needs_in_run(self._config.training, number, model.model, model.tokenizer)
@@ -299,10 +302,11 @@ class Inspection:
             )
 
         async def service(endpoint: Endpoint) -> str:
-            async with RewardClient(endpoint, retry=RetryPolicy(attempts=1)) as client:
+            async with RewardClient(endpoint, retry=_ONCE) as client:
+                await check_serves(client, magrpo.control_timeout)
                 return reward_detail(await client.get_info(magrpo.control_timeout))
 
-        await self._function("reward", reward, "antiphon.v1.RewardService", function, service)
+        await self._function("reward", reward, function, service)
         if reward.processor is not None:
             name = reward.processor
             await self._look("reward.processor", lambda: (load_function(name), f"function {name}"))
@@ -311,20 +315,19 @@ class Inspection:
         def function(name: str) -> object:
             return TransitionFunction(load_function(name), self._config.num_agents)
 
-        async def service(endpoint: Endpoint) -> str:  # noqa: ARG001
+        async def service(endpoint: Endpoint) -> str:
+            async with TransitionClient(endpoint, retry=_ONCE) as client:
+                await check_serves(client, self._config.magrpo.control_timeout)
             return "serving"
 
         settings = self._config.transition
         if settings.function is not None or settings.address is not None:
-            await self._function(
-                "transition", settings, "antiphon.v1.TransitionService", function, service
-            )
+            await self._function("transition", settings, function, service)
 
     async def _function(
         self,
         section: str,
         settings: FunctionSettings,
-        service_name: str,
         function: Callable[[str], object],
         service: Callable[[Endpoint], Awaitable[str]],
     ) -> None:
@@ -335,9 +338,7 @@ class Inspection:
                 function(name)
                 return None, f"function {name}, served here"
             assert address is not None
-            endpoint = self._config.endpoint(address)
-            await check_health(endpoint, service_name, self._config.magrpo.control_timeout)
-            return None, await service(endpoint)
+            return None, await service(self._config.endpoint(address))
 
         where = section if address is None else f"{section} at {address.address}"
         await self._look(where, look)
@@ -368,32 +369,19 @@ def load_architecture(config: RunConfig, number: int) -> tuple[Architecture, str
     return loaded, f"{detail}, context {loaded.context} tokens"
 
 
-async def check_health(endpoint: Endpoint, service: str, timeout: float) -> None:
+async def check_serves(client: Client, timeout: float) -> None:
     """Ask a service's health.
 
     Raises:
-        CallError: It cannot be reached.
-        FieldError: It says that it does not serve.
+        CallError: It cannot be reached, or says that it does not serve.
+        FieldError: Another service answers there.
     """
-    channel = open_channel(endpoint)
     try:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(
-            health_pb2.HealthCheckRequest(service=service),
-            timeout=timeout,
-            metadata=endpoint.metadata(),
-        )
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return  # a service in another language may have no health service
-        if error.code() is grpc.StatusCode.NOT_FOUND:
-            raise FieldError(endpoint.address, "a server without it", service) from error
-        raise from_rpc_error(error, address=endpoint.address, rpc="Check") from error
-    finally:
-        await channel.close(None)
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise FieldError(f"{service} at {endpoint.address}", name, "SERVING; see its log")
+        await client.check_health(timeout)
+    except CallError as error:
+        if error.code is not grpc.StatusCode.NOT_FOUND:
+            raise
+        raise FieldError(client.address, "a server without it", client.service) from error
 
 
 def reward_detail(info: RewardInfo) -> str:

@@ -138,7 +138,15 @@ class _Launch:
             prompts_total=setup.prompts_total,
             models=names,
         )
-        signals.connect(control.stop)
+
+        def stop(signal: str) -> None:
+            control.stop(signal)
+            self._status.note(
+                f"{signal}: the run ends in order, an update under way is finished first; a second "
+                "one ends it at once"
+            )
+
+        signals.connect(stop)
         checkpoints = Checkpoints(
             self._folder,
             self._checkpoint_settings,

@@ -23,6 +23,7 @@ from antiphon.learner.record.record import RunRecord
 from antiphon.learner.record.stages import PUSH, UPDATE, StageClock
 from antiphon.learner.rollout.rollout import Grown, Rollout
 from antiphon.learner.rollout.scoring import OnMainThread
+from antiphon.learner.run.later_turns import LaterTurns
 from antiphon.learner.run.limits import Limits
 from antiphon.learner.run.pipeline import Pipeline, RolloutBatch
 from antiphon.learner.weights.publisher import AgentPublisher, Publication
@@ -83,6 +84,7 @@ class TrainingRun:
         self._checkpoints = checkpoints
         self._clock = clock
         self._on_main_thread = on_main_thread
+        self._later_turns = LaterTurns(config)
 
     async def train(self) -> None:
         """Train every epoch, or until a limit is reached.
@@ -118,6 +120,8 @@ class TrainingRun:
         self._checkpoints.batch_begins()
         self._record.rolled_out(epoch, grown.roots, skipped=len(grown.skipped))
         self._tell_skipped(grown)
+        if told := self._later_turns.observe(grown.roots):
+            self._status.note(told)
 
         async with self._weights_move():
             self._record.working_on("update", epoch=epoch)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from antiphon.clients.errors import CallError
 from antiphon.clients.types import FieldError, ModelInfo, PushKind
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.policy.adapters import is_adapted
 from antiphon.learner.rollout.fit import misfit
 from antiphon.learner.weights.replicas import Replica, Replicas
-from antiphon.learner.weights.start_wait import StartWait
+from antiphon.learner.weights.start_wait import started
 from antiphon.services.common.models import context_length, tokenizer_fingerprint
 
 if TYPE_CHECKING:
@@ -142,19 +140,14 @@ async def answering(
 
 
 async def _model_info(replica: Replica, start_timeout: float, timeout: float) -> ModelInfo:
-    deadline = time.monotonic() + start_timeout
-    absence = StartWait(start_timeout)
-    while True:
-        try:
-            info = await replica.client.get_model_info(timeout)
-        except CallError as error:
-            if not error.transient or time.monotonic() > deadline:
-                raise
-            absence.tell(f"{replica.address}: {error.summary}")
-            await asyncio.sleep(0.5)
-        else:
-            _note(replica, info)
-            return info
+    info = await started(
+        replica.client,
+        lambda: replica.client.get_model_info(timeout),
+        start_timeout=start_timeout,
+        timeout=timeout,
+    )
+    _note(replica, info)
+    return info
 
 
 def _note(replica: Replica, info: ModelInfo) -> None:

@@ -23,7 +23,7 @@ from antiphon.clients.types import FieldError
 from antiphon.learner.concurrency import log_failure
 from antiphon.learner.weights.publisher import AgentPublisher
 from antiphon.learner.weights.replicas import Replica, Replicas
-from antiphon.learner.weights.start_wait import StartWait
+from antiphon.learner.weights.start_wait import POLL_SECONDS, StartWait
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ async def resolve_all(
         UnresolvedError: A name is not known, or nobody is behind it.
         ValueError: A name cannot be read.
     """
-    deadline = asyncio.get_running_loop().time() + start_timeout
     absence = StartWait(start_timeout)
     while True:
         try:
@@ -64,10 +63,10 @@ async def resolve_all(
             if not found:
                 raise UnresolvedError(endpoints[0].address, "it lists no address")
         except UnresolvedError as error:
-            if asyncio.get_running_loop().time() > deadline:
+            if absence.over:
                 raise
             absence.tell(str(error))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(POLL_SECONDS)
         else:
             return list(found.values())
 

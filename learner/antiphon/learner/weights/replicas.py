@@ -33,11 +33,12 @@ from antiphon.learner.weights.replica_metrics import (
     slot,
     tell_replicas,
 )
+from antiphon.learner.weights.start_wait import Reachable
 
 logger = logging.getLogger(__name__)
 
 
-class GenerationCalls(Protocol):
+class GenerationCalls(Reachable, Protocol):
     """The calls of `antiphon.clients.generation.GenerationClient` that the learner makes."""
 
     async def get_model_info(self, timeout: float) -> ModelInfo:

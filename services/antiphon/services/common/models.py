@@ -38,12 +38,19 @@ def reading(source: str | Path) -> Iterator[None]:
         FieldError: It cannot be read; says why.
         ImportError: A package is missing.
     """
+    if _is_path(str(source)) and not Path(source).exists():
+        raise FieldError(f"model {source}", "no such file or folder", _WANTED)
     try:
         yield
     except (FieldError, ImportError):
         raise
     except Exception as error:
         raise FieldError(f"model {source}", f"{type(error).__name__}: {error}", _WANTED) from error
+
+
+def _is_path(source: str) -> bool:
+    """Whether this cannot be a hub's name, which is `name` or `owner/name`."""
+    return source.startswith(("/", ".", "~")) or source.count("/") > 1
 
 
 def _location(source: str | Path, gguf_file: str | None) -> tuple[str, dict[str, Any]]:

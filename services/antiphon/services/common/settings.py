@@ -110,16 +110,44 @@ def check_unknown(model: type[BaseModel], mapping: Mapping[str, Any], field: str
     """Refuses keys that `model`, or a model inside it, does not know.
 
     Raises:
-        FieldError: Names the first such key and the nearest known one.
+        FieldError: Names the first such key, and where it belongs or the nearest known one.
     """
+    top = f"{field}." if field else ""
+    _check_unknown(model, mapping, field, lambda key: _homes(model, key, top))
+
+
+def _check_unknown(
+    model: type[BaseModel],
+    mapping: Mapping[str, Any],
+    field: str,
+    homes_of: Callable[[str], Iterator[str]],
+) -> None:
     keys = _keys(model)
     for key, value in mapping.items():
         path = f"{field}.{key}" if field else str(key)
         if key not in keys:
-            raise FieldError(path, "an unknown key", _nearest(str(key), keys))
+            homes = " or ".join(map(repr, homes_of(str(key))))
+            raise FieldError(path, "an unknown key", homes or _nearest(str(key), keys))
         for inner in _models(keys[key]):
             for place, entry in _mappings(value, path):
-                check_unknown(inner, entry, place)
+                _check_unknown(inner, entry, place, homes_of)
+
+
+def _homes(model: type[BaseModel], key: str, place: str) -> Iterator[str]:
+    """Where a key of that name belongs, as dotted paths; entry 0 stands for those of a list."""
+    keys = _keys(model)
+    if key in keys:
+        yield f"{place}{key}"
+    for name, annotation in keys.items():
+        entry = ".0" if _is_list(annotation) else ""
+        for inner in _models(annotation):
+            yield from _homes(inner, key, f"{place}{name}{entry}.")
+
+
+def _is_list(annotation: Any) -> bool:
+    if get_origin(annotation) in (Union, UnionType):
+        return any(map(_is_list, get_args(annotation)))
+    return get_origin(annotation) in (list, tuple, Sequence)
 
 
 def _without_words(model: type[BaseModel], mapping: Mapping[str, Any]) -> dict[str, Any]:

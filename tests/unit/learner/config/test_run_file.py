@@ -55,6 +55,11 @@ def test_a_run_is_read_from_toml(tmp_path: Path) -> None:
     assert config.transition.address.address == "localhost:50062"
 
 
+def test_one_address_needs_no_list(tmp_path: Path) -> None:
+    config = _load(tmp_path, RUN, "agents.1.addresses=gpu:50051")
+    assert [endpoint.address for endpoint in config.agents[1].addresses] == ["gpu:50051"]
+
+
 def test_an_agent_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
     """What `[[agents]]` does not state is `[magrpo]`'s; "none" is a statement."""
     common = RUN.replace("[magrpo]", "[magrpo]\nmax_grad_norm = 1.0\nwarmup_steps = [1, 2]")
@@ -92,6 +97,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         ("agents.0.adresses=x", "adresses", "addresses"),
         ("datset.path=x", "datset", "dataset"),
         ("server.prot=1", "server.prot", "port"),
+        ("num_generations=8", "num_generations", "magrpo.num_generations"),
+        ("addresses=x", "addresses", "agents.0.addresses"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(

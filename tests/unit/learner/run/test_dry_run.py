@@ -308,7 +308,8 @@ async def test_a_function_that_cannot_be_used_is_found(model: Path, name: str) -
 async def test_a_model_that_is_not_there_is_found(model: Path, tmp_path: Path) -> None:
     config = _config(model, agents=[{"model": str(tmp_path / "nowhere")}])
     found = await Inspection(config).run()
-    assert "nowhere" in _of(found, "agents[0].model").detail
+    detail = _of(found, "agents[0].model").detail
+    assert f"model {tmp_path}/nowhere: got no such file or folder" in detail
     assert found.size.most_per_prompt.nodes == 1
 
 

@@ -105,6 +105,19 @@ def test_an_unknown_key_names_the_nearest_known_one(
     assert nearest in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "home"),
+    [
+        ("timeout=1", "'reward.timeout' or 'extra.timeout' or 'agents.0.timeout'"),
+        ("reward.seed=1", "'seed'"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_its_own(toml: Path, override: str, home: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        load_settings(Outer, file=toml, overrides=[override])
+    assert raised.value.wanted == home
+
+
 def test_unknown_keys_are_found_inside_lists_and_in_the_environment(toml: Path) -> None:
     with pytest.raises(FieldError, match=r"agents\.1\.tiemout.*'timeout'"):
         check_unknown(Outer, {"agents": [{}, {"tiemout": 1}]})

@@ -13,10 +13,12 @@ from antiphon.v1 import reward_pb2
 
 
 async def check_info(probe: Probe) -> tuple[list[Finding], RewardInfo | None]:
-    """Reach the service and ask what it is; no info where it cannot be reached."""
+    """Reach the service and ask what it is; no info where it cannot be reached, or is another."""
     reached = await _reach(probe)
     if not reached.passed:
         return [reached], None
+    if not (offered := await _offered(probe)).passed:
+        return [reached, offered], None
     if probe.subject.service != "antiphon.v1.RewardService":
         return [reached], RewardInfo(name="")
     answer = await probe.call(
@@ -46,6 +48,20 @@ def _info_finding(name: str, info: RewardInfo, wanted: str) -> Finding:
         f"{info.max_concurrent_calls or 'any number of'} calls at once"
     )
     return Finding(name, True, f"{info.name!r}, {limits}", wanted)
+
+
+async def _offered(probe: Probe) -> Finding:
+    """Whether the server has the method that is checked."""
+    subject = probe.subject
+    error = (await probe.call(b"")).error
+    absent = error is not None and error.code is grpc.StatusCode.UNIMPLEMENTED
+    return Finding(
+        "service",
+        not absent,
+        f"a gRPC server without {subject.rpc}" if absent else subject.service,
+        f"{subject.service}/{subject.rpc}",
+        "compare the address: another service answers there",
+    )
 
 
 async def _reach(probe: Probe) -> Finding:
