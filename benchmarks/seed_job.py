@@ -3,10 +3,12 @@
     make bench-seed-job
     python -m benchmarks.seed_job --rows seed_job_small
 
-Three rows: SmolLM2-135M, two turns (`seed_job`); a model of seven million parameters, three turns,
-where overhead decides (`seed_job_small`); that model, two turns, four prompts sampled together
-before the update, on cores that two other processes keep busy (`seed_job_batch`), where ours is run
-on a quiet machine too. Two agents, four generations, 64 tokens, every branch to its last turn,
+Four rows: SmolLM2-135M, two turns (`seed_job`); a model of seven million parameters, three turns,
+where overhead decides (`seed_job_small`); both models, two turns, four prompts sampled together
+before the update, on cores that two other processes keep busy (`seed_job_smollm2_batch` and
+`seed_job_batch`), where ours is run on a quiet machine too. There CoMLRL is ended after a time, and
+what it would have taken is projected from the joint actions that it had sampled, as if an update
+took no time. Two agents, four generations, 64 tokens, every branch to its last turn,
 strictly on-policy, CoMLRL's defaults otherwise. Both sides in turn, each as its users start it. A
 period is what lies between the first rewards of two successive batches.
 """
@@ -42,7 +44,7 @@ MODULE = "benchmarks.seed_job_parts.one_run"
 class Benchmark:
     """One row: a job with its model, what is wanted, and what else the machine does meanwhile.
 
-    `limit` are the seconds after which CoMLRL is ended, and counts as having taken no longer. Ours
+    `limit` are the seconds after which CoMLRL is ended. Ours
     measures `periods`. All processes together may take `most_memory` times CoMLRL's, where that is
     asked.
     """
@@ -65,6 +67,9 @@ class Benchmark:
 ROWS = {
     "seed_job": Benchmark(Job(), model.smollm2, wanted=3, most_memory=1.3),
     "seed_job_small": Benchmark(Job(num_turns=3), model.small, wanted=8),
+    "seed_job_smollm2_batch": Benchmark(
+        Job(prompts=4), model.smollm2, wanted=5, busy=2, limit=700, periods=1
+    ),
     "seed_job_batch": Benchmark(Job(prompts=4), model.small, wanted=5, busy=2, limit=180),
 }
 
@@ -177,10 +182,12 @@ def measure(name: str, folder: Path) -> None:
         ours = run("antiphon", asked, start, folder / "o", None)
         peer = run("comlrl", row.job, start, folder / "c", row.limit)
     ratio, memory = peer.period / ours.period, ours.memory / peer.memory
+    projected = None if peer.projected is None else peer.projected / ours.period
     at_least = "" if peer.finished else "at least "
     print(
         f"{name}: antiphon {ours.period:.1f} s a period, {ours.start:.1f} s to the first reward; "
         f"{BASELINE} {at_least}{peer.period:.1f} s, {peer.start:.1f}"
+        + ("" if projected is None else f"; projected {projected:.1f} times")
     )
     stages = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in ours.stages.items())
     print(
@@ -193,7 +200,8 @@ def measure(name: str, folder: Path) -> None:
             value=ratio,
             unit="times",
             wanted=row.wanted_text,
-            holds=ratio >= row.wanted and memory <= (row.most_memory or math.inf),
+            holds=max(ratio, projected or 0) >= row.wanted
+            and memory <= (row.most_memory or math.inf),
             baseline=f"seconds of {BASELINE} over those of antiphon",
             details={
                 "job": asdict(row.job),
@@ -202,7 +210,7 @@ def measure(name: str, folder: Path) -> None:
                 "antiphon": asdict(ours),
                 "comlrl": asdict(peer),
                 "comlrl_at_least": not peer.finished,
-                "projected_ratio": peer.projected and peer.projected / ours.period,
+                "projected_ratio": projected,
                 "ratio_with_start": peer.together / ours.together,
                 "cpu_ratio": peer.cpu and ours.cpu and peer.cpu / ours.cpu,
                 "memory_ratio": memory if peer.finished else None,
