@@ -83,7 +83,7 @@ bench-push-full: $(MODEL) ## Measure a full push to two services at once against
 bench-replicas: $(INSTALLED) ## Measure 1 to 64 generation replicas that sleep, and a slow one
 	@$(BIN)/python -m benchmarks.replicas
 
-bench-seed-job: $(MODEL) ## Measure whole prompts of the seed job against CoMLRL (a quarter of an hour)
+bench-seed-job: $(MODEL) ## Measure whole prompts of the seed job against CoMLRL (almost an hour)
 	@$(BIN)/python -m benchmarks.seed_job
 
 bench-sharding: $(INSTALLED) ## Measure the memory of a learner of two ranks against one process

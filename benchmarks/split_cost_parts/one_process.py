@@ -49,7 +49,7 @@ class Generation:
     def __init__(self, endpoint: Endpoint, **_: Any) -> None:
         self.engine, self._service = self.made[endpoint.address]
 
-    async def get_model_info(self, _timeout: float) -> ModelInfo:
+    async def get_model_info(self, _timeout: float, **_: object) -> ModelInfo:
         """What the engine runs."""
         return self._service.model_info()
 

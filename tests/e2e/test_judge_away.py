@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -15,7 +16,8 @@ from tests.support.processes import Processes, Started
 from tests.support.trainers import one_agent_trainer
 
 from antiphon.clients.errors import CallError
-from antiphon.learner import MAGRPOTrainer
+from antiphon.clients.generation import GenerationClient
+from antiphon.learner import MAGRPOConfig, MAGRPOTrainer
 from antiphon.services.common.hosting import EXIT_HUNG
 
 ROWS = [{"prompt": prompt} for prompt in ("a red cat", "two dog b", "green c")]
@@ -66,8 +68,9 @@ class Judge:
 
 
 def trainer_of(served: Served, judge: Judge, folder: Path, on_failure: str) -> MAGRPOTrainer:
-    """Two seconds of failures are enough; a judge is there again before the last prompt is asked.
+    """A judge is there again before the last prompt is asked.
 
+    Calls are made again for longer than a channel waits before it connects again, six seconds.
     Formatters are tried out on all rows before the run, too.
     """
 
@@ -85,7 +88,7 @@ def trainer_of(served: Served, judge: Judge, folder: Path, on_failure: str) -> M
         ROWS,
         {
             "on_score_failure": on_failure,
-            "retry": {"attempts": 5, "initial_backoff": 0.5, "max_backoff": 0.5, "jitter": 0},
+            "retry": {"attempts": 14, "initial_backoff": 0.5, "max_backoff": 0.5, "jitter": 0},
         },
         reward_address=judge.address,
         formatters=ask,
@@ -125,3 +128,36 @@ def test_a_run_ends_with_the_root_error_where_that_is_configured(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["state"], summary["prompts"]) == ("failed", 1)
     assert f"Score at {judge.address} failed" in summary["error"]
+
+
+@pytest.mark.parametrize("judge", ["reward", "transition"])
+def test_a_run_whose_judge_is_not_there_ends_before_it_pushes_or_samples(
+    served: Served, tmp_path: Path, judge: str
+) -> None:
+    nobody = f"unix:{tmp_path}/nobody.sock"
+    trainer = MAGRPOTrainer(
+        agents=[served.model(0)],
+        num_agents=1,
+        tokenizer=served.tokenizer,
+        reward_func=None if judge == "reward" else lambda texts: [0.0] * len(texts),
+        train_dataset=ROWS,
+        args=MAGRPOConfig(num_agents=1, num_turns=2, max_new_tokens=4, start_timeout=0.5),
+        run_directory=tmp_path,
+        run_name="run",
+        generation_addresses=served.addresses[:1],
+        reward_address=nobody if judge == "reward" else None,
+        transition_address=nobody,
+    )
+    with pytest.raises(CallError) as raised:
+        trainer.train()
+    told = str(raised.value)
+    assert told.startswith(f"Check at {nobody} failed: UNAVAILABLE: ")
+    assert "nothing listens there: start the service" in told
+    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    assert asyncio.run(last_run(served.addresses[0])) != run_id
+
+
+async def last_run(address: str) -> str:
+    """Whose weights a service has; nothing is sampled for a run that has pushed none."""
+    async with GenerationClient(address) as client:
+        return (await client.get_model_info(20)).loaded.run_id

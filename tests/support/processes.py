@@ -30,13 +30,15 @@ QUIET = {
 POLL_SECONDS = 0.02
 
 
-def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> None:
+def wait_until(
+    condition: Callable[[], bool], *, timeout: float, what: str, every: float = POLL_SECONDS
+) -> None:
     """Returns once `condition()` holds; AssertionError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout:g} s: {what}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(every)
 
 
 def command(*arguments: str) -> list[str]:

@@ -55,33 +55,27 @@ class Client:
         """Full name of the gRPC service."""
         return self._service
 
-    async def check_health(self, timeout: float) -> None:
-        """Ask once whether the service serves. A server without health counts as one that does.
+    async def health(self, timeout: float) -> str:
+        """What the service says of its health, SERVING or NOT_SERVING for example.
+
+        A server without health counts as one that serves.
 
         Raises:
-            CallError: It cannot be reached, or it does not serve: UNAVAILABLE; NOT_FOUND where the
-                server does not offer this service.
+            CallError: It cannot be reached or refuses; NOT_FOUND: the server does not know the
+                service.
         """
         stub = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=self._service)
         try:
             with waiting_for(f"Check at {self.address}"):
                 answer = await stub.Check(
-                    health_pb2.HealthCheckRequest(service=self._service),
-                    timeout=timeout,
-                    metadata=self.endpoint.metadata(),
+                    request, timeout=timeout, metadata=self.endpoint.metadata()
                 )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return
+                return "SERVING"
             raise self._error(error, "Check") from error
-        if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-            raise CallError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the service says {status}; see its log",
-                address=self.address,
-                rpc="Check",
-            )
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     async def watch_health(self) -> AsyncGenerator[bool, None]:
         """Yield whether the service serves, now and whenever that changes.
@@ -150,10 +144,17 @@ class Client:
             raise self._error(error, rpc) from error
 
     async def _call(
-        self, method: Any, request: Any, convert: Callable[[Any], T], *, rpc: str, timeout: float
+        self,
+        method: Any,
+        request: Any,
+        convert: Callable[[Any], T],
+        *,
+        rpc: str,
+        timeout: float,
+        retry: RetryPolicy | None = None,
     ) -> T:
         """Make a unary call with retries; `timeout` is the deadline of each attempt."""
         answer = await call_with_retries(
-            lambda _: self._once(method, rpc, request, timeout), self.retry
+            lambda _: self._once(method, rpc, request, timeout), retry or self.retry
         )
         return self._checked(rpc, convert, answer)

@@ -66,14 +66,20 @@ class GenerationClient(Client):
             response_deserializer=pb.PushWeightsResponse.FromString,
         )
 
-    async def get_model_info(self, timeout: float) -> ModelInfo:
-        """Ask what the service runs; `timeout` in seconds, for each attempt."""
+    async def get_model_info(
+        self, timeout: float, *, retry: RetryPolicy | None = None
+    ) -> ModelInfo:
+        """Ask what the service runs; `timeout` in seconds, for each attempt.
+
+        `retry` takes the place of the client's own policy.
+        """
         return await self._call(
             self._stub.GetModelInfo,
             pb.GetModelInfoRequest(),
             model_info_from_proto,
             rpc="GetModelInfo",
             timeout=timeout,
+            retry=retry,
         )
 
     async def generate(

@@ -37,7 +37,9 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show the resolved run and its size, check everything, train nothing."
+            "--dry-run",
+            help="Show the resolved run and its size, check everything but a checkpoint, train "
+            "nothing.",
         ),
     ] = False,
 ) -> None:
@@ -86,11 +88,6 @@ def train(
 
     Exit codes: 0 trained, or stopped by StopRun; 1 failed; 130 Ctrl-C; 143 SIGTERM.
     """
-    if dry_run and resume is not None:
-        raise typer.BadParameter(
-            "--dry-run checks what a new run needs, not a checkpoint; leave one of both out",
-            param_hint="--resume",
-        )
     sources: Any = {"overrides": overrides or (), "environ": os.environ}
     if asked_for("run.log_format", file=file, **sources) == "json":
         configure_logging("json")  # what is wrong with the settings is for machines too
@@ -99,6 +96,8 @@ def train(
     try:
         if dry_run:
             _show(config)
+            if resume is not None:
+                typer.echo("--resume was not looked at: this is what a new run needs", err=True)
         elif in_job():
             from antiphon.learner.distributed.run import take_part
 

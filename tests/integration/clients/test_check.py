@@ -124,7 +124,7 @@ async def test_another_service_is_told_in_one_line() -> None:
     findings = await check(StrictGuide().register, RewardSubject(2))
     assert failed(findings) == ["service"]
     assert findings[-1].got == "a gRPC server without Score"
-    assert findings[-1].advice == "compare the address: another service answers there"
+    assert "another service may answer there" in findings[-1].advice
 
 
 def judged(change: Callable[[list[JointAction], list[Score]], list[Score]]) -> Judge:

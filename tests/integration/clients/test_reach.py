@@ -23,7 +23,7 @@ from tests.support.certificates import (
 
 from antiphon.clients import identity
 from antiphon.clients.endpoint import Endpoint, Tls
-from antiphon.clients.reach import Remark, Verdict, reach
+from antiphon.clients.reach import Remark, Verdict, calls, first_fault, reach
 from antiphon.clients.reach.calls import clocks
 from antiphon.services.common import interceptors
 from antiphon.services.common.server import Server, ServerSettings
@@ -105,6 +105,55 @@ async def test_a_name_that_nobody_knows() -> None:
     found = await fault("no-such-host.invalid:50051")
     assert found.what == "name"
     assert "no-such-host.invalid is not known" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ipv4:10.0.0.1", "has no port"),
+        ("ipv6:[::1]", "has no port"),
+        (f"{'a' * 64}.invalid:50051", "is not known"),
+    ],
+)
+async def test_an_address_that_cannot_be_looked_up(address: str, told: str) -> None:
+    found = await fault(address)
+    assert (found.what, told in found.detail) == ("name", True)
+
+
+async def test_a_unix_socket_may_speak_tls(tmp_path: Path, ca: CertificateAuthority) -> None:
+    own = certificate(tmp_path, "server", ca)
+    async with judging(
+        host=f"unix:{tmp_path}/s.sock", tls_cert=own.cert, tls_key=own.key
+    ) as server:
+        named = Tls(ca=ca.cert, server_name="localhost")
+        found = await remarks(Endpoint(address=server.address, tls=named))
+        unnamed = await fault(Endpoint(address=server.address, tls=Tls(ca=ca.cert)))
+        plain = await fault(server.address)
+    assert [remark.what for remark in found if remark.verdict is Verdict.FAULT] == []
+    assert "set tls.server_name" in unnamed.advice
+    assert "the server speaks TLS" in plain.advice
+
+
+async def test_the_first_fault_alone(tmp_path: Path) -> None:
+    nobody = Endpoint.of(f"unix:{tmp_path}/nobody.sock")
+    found = await first_fault(nobody, REWARD, timeout=20)
+    assert found is not None
+    assert found.what == "connection"
+    async with judging() as server:
+        assert await first_fault(Endpoint.of(server.address), REWARD, timeout=20) is None
+
+
+async def test_a_service_that_breaks_while_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def breaks(*_: object) -> float:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "gone")
+
+    monkeypatch.setattr(calls, "latency", breaks)
+    async with judging() as server:
+        found = await fault(server.address)
+    assert (found.what, found.detail) == ("calls", "UNAVAILABLE: gone")
 
 
 async def test_a_port_where_nobody_listens() -> None:

@@ -194,7 +194,8 @@ def _wait_for_scrapes(server: Prometheus, learner: Started, scrapes: int) -> Non
         return seen() >= before + scrapes
 
     before = seen()
-    wait_until(seen_enough, timeout=120 + 3 * scrapes, what=f"Prometheus sees {scrapes} samples")
+    what = f"Prometheus sees {scrapes} samples"
+    wait_until(seen_enough, timeout=120 + 3 * scrapes, what=what, every=1)
 
 
 def _get(address: str) -> str:

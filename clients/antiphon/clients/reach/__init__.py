@@ -6,7 +6,11 @@ steps that need it are left out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import grpc.aio
 
 from antiphon.clients.endpoint import Endpoint, open_channel
 from antiphon.clients.reach import calls
@@ -14,7 +18,7 @@ from antiphon.clients.reach.connection import certified, connected
 from antiphon.clients.reach.remarks import FaultError, Remark, Verdict
 from antiphon.clients.types import FieldError
 
-__all__ = ["Remark", "Verdict", "reach"]
+__all__ = ["Remark", "Verdict", "first_fault", "reach"]
 
 
 async def reach(
@@ -31,9 +35,27 @@ async def reach(
     return [remark async for remark in _steps(endpoint, service, timeout, push_bytes)]
 
 
+async def first_fault(endpoint: Endpoint, service: str, *, timeout: float) -> Remark | None:
+    """What keeps a service from being called; None where nothing does, as far as can be told.
+
+    Args:
+        endpoint: Where it is.
+        service: Its full name.
+        timeout: Seconds that all of it may take.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            steps = _steps(endpoint, service, timeout, 0, speed=False)
+            async with contextlib.aclosing(steps):
+                async for remark in steps:
+                    if remark.verdict is Verdict.FAULT:
+                        return remark
+    return None
+
+
 async def _steps(
-    endpoint: Endpoint, service: str, timeout: float, push_bytes: int
-) -> AsyncIterator[Remark]:
+    endpoint: Endpoint, service: str, timeout: float, push_bytes: int, *, speed: bool = True
+) -> AsyncGenerator[Remark, None]:
     channel = None
     try:
         yield await connected(endpoint, timeout)
@@ -45,6 +67,8 @@ async def _steps(
         remarks, latency = await calls.identity(channel, endpoint, service, timeout)
         for remark in remarks:
             yield remark
+        if not speed:
+            return
         if health.verdict is Verdict.OK:
             latency = await calls.latency(channel, service, timeout)
         yield calls.speed(latency)
@@ -54,6 +78,9 @@ async def _steps(
         yield fault.remark
     except FieldError as error:
         yield Remark("settings", Verdict.FAULT, str(error))
+    except grpc.aio.AioRpcError as error:
+        detail = f"{error.code().name}: {error.details()}"
+        yield Remark("calls", Verdict.FAULT, detail, "read the service's log")
     finally:
         if channel is not None:
             await channel.close(None)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from antiphon.clients.endpoint import Endpoint
+from antiphon.clients.endpoint import Endpoint, Metadata
 from antiphon.clients.identity import TIME_KEY, VERSION_KEY, version
 from antiphon.clients.reach.connection import speaks_tls
 from antiphon.clients.reach.remarks import FaultError, Remark, Verdict
@@ -34,7 +34,7 @@ async def health(
 ) -> Remark:
     """Ask its health; a server that cannot be called is a fault."""
     try:
-        status = await _check(channel, service, timeout)
+        status = await _check(channel, service, timeout, endpoint.metadata())
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return Remark("health", Verdict.WARNING, "no health service", "offer grpc.health.v1")
@@ -53,9 +53,12 @@ async def health(
     return Remark("health", Verdict.OK, "SERVING")
 
 
-async def _check(channel: grpc.aio.Channel, service: str, timeout: float) -> str:
+async def _check(
+    channel: grpc.aio.Channel, service: str, timeout: float, metadata: Metadata = ()
+) -> str:
     stub = health_pb2_grpc.HealthStub(channel)
-    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = await stub.Check(request, timeout=timeout, metadata=metadata)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
@@ -94,7 +97,7 @@ async def identity(
     return [
         *remarks,
         _versions(told[VERSION_KEY]),
-        clocks(told[TIME_KEY], clock, seconds),
+        *([clocks(told[TIME_KEY], clock, seconds)] if TIME_KEY in told else []),
     ], seconds
 
 

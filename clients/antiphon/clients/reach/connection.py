@@ -22,25 +22,26 @@ _EXPIRED, _NOT_YET_VALID, _OTHER_NAME = 10, 9, 62
 async def connected(endpoint: Endpoint, timeout: float) -> Remark:
     """Find the name and open a connection."""
     began = time.perf_counter()
-    host, port = _host_port(endpoint.address)
-    if host is None:
-        path = re.sub(r"^unix:(//)?", "", endpoint.address)
+    if (path := _socket(endpoint.address)) is not None:
         await _open("connection", lambda: asyncio.open_unix_connection(path), timeout, path)
         return Remark("connection", Verdict.OK, f"the socket {path} is open")
+    if re.match(r"dns://[^/]", endpoint.address):
+        return Remark("connection", Verdict.OK, "another DNS server is asked for its name")
+    host, port = _host_port(endpoint.address)
     try:
         found = await asyncio.wait_for(
             asyncio.get_running_loop().getaddrinfo(host, port, type=1), timeout
         )
-    except OSError as error:
+    except TimeoutError as error:
+        raise FaultError("name", f"no answer in {timeout:g} s", "look at the DNS server") from error
+    except (OSError, UnicodeError) as error:
         raise FaultError(
             "name",
-            f"{host} is not known ({error.strerror})",
+            f"{host} is not known ({getattr(error, 'strerror', None) or error})",
             "compare the address with the service's name; in Kubernetes NAME.NAMESPACE:PORT, and "
             "a headless Service has a name only while a pod is ready or publishNotReadyAddresses "
             "is set",
         ) from error
-    except TimeoutError as error:
-        raise FaultError("name", f"no answer in {timeout:g} s", "look at the DNS server") from error
     await _open("connection", lambda: asyncio.open_connection(host, port), timeout, f"port {port}")
     addresses = len({entry[4][0] for entry in found})
     seconds = time.perf_counter() - began
@@ -51,8 +52,13 @@ async def connected(endpoint: Endpoint, timeout: float) -> Remark:
 async def certified(endpoint: Endpoint, timeout: float) -> Remark:
     """Shake hands as the endpoint's TLS files say, and look at the server's certificate."""
     tls = endpoint.tls
-    host, port = _host_port(endpoint.address)
     assert tls is not None
+    if tls.server_name is None and _socket(endpoint.address) is not None:
+        raise FaultError(
+            "TLS",
+            "a unix socket has no name that a certificate could be for",
+            "set tls.server_name to the name in the server's certificate",
+        )
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         context.set_alpn_protocols(["h2"])
@@ -60,14 +66,9 @@ async def certified(endpoint: Endpoint, timeout: float) -> Remark:
             context.load_cert_chain(tls.certificate, tls.key)
     except OSError as error:
         raise FaultError("TLS", f"a file of tls cannot be used ({error})", "PEM files") from error
-    name = tls.server_name or host
+    name, connect, where = _tls_connection(endpoint.address, tls.server_name, context)
     try:
-        found = await _open(
-            "TLS",
-            lambda: asyncio.open_connection(host, port, ssl=context, server_hostname=name),
-            timeout,
-            f"port {port}",
-        )
+        found = await _open("TLS", connect, timeout, where)
     except ssl.SSLCertVerificationError as error:
         raise FaultError("TLS", error.verify_message, _tls_advice(error, name)) from error
     except ssl.SSLError as error:
@@ -87,16 +88,34 @@ async def certified(endpoint: Endpoint, timeout: float) -> Remark:
 
 async def speaks_tls(endpoint: Endpoint, timeout: float) -> bool:
     """Whether the other side speaks TLS, whatever its certificate."""
-    host, port = _host_port(endpoint.address)
-    if host is None:
-        return False
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, connect, _ = _tls_connection(endpoint.address, None, context)
     try:
-        await _open("", lambda: asyncio.open_connection(host, port, ssl=context), timeout, "")
+        await _open("", connect, timeout, "")
     except (OSError, FaultError):
         return False
     return True
+
+
+def _tls_connection(
+    address: str, server_name: str | None, context: ssl.SSLContext
+) -> tuple[str, Callable[[], Awaitable[tuple[Any, Any]]], str]:
+    """The name that the certificate must be for, what connects, and where, in words."""
+    if (path := _socket(address)) is not None:
+        name = server_name or "localhost"
+        return (
+            name,
+            lambda: asyncio.open_unix_connection(path, ssl=context, server_hostname=name),
+            path,
+        )
+    host, port = _host_port(address)
+    name = server_name or host
+    return (
+        name,
+        lambda: asyncio.open_connection(host, port, ssl=context, server_hostname=name),
+        f"port {port}",
+    )
 
 
 async def _open(
@@ -137,10 +156,23 @@ def _tls_advice(error: ssl.SSLCertVerificationError, name: str | None) -> str:
     return "compare the server's certificate with tls.ca"
 
 
-def _host_port(address: str) -> tuple[str | None, int]:
-    """Host and port of an address, None and 0 of a unix socket."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return None, 0
-    target = re.sub(r"^(dns|ipv4|ipv6):(//[^/]*/)?", "", address).lstrip("/")
+def _socket(address: str) -> str | None:
+    """Path of a unix socket, None for any other address."""
+    if address.startswith("unix-abstract:"):
+        return "\0" + address.removeprefix("unix-abstract:")
+    if address.startswith("unix:"):
+        return re.sub(r"^unix:(//)?", "", address)
+    return None
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    """Host and port of an address, of several the first.
+
+    Raises:
+        FaultError: There is no port.
+    """
+    target = re.sub(r"^(dns|ipv4|ipv6):(//[^/]*/)?", "", address).lstrip("/").partition(",")[0]
     host, _, port = target.rpartition(":")
+    if not host or not port.isdecimal():
+        raise FaultError("name", f"{address} has no port", 'write "host:port"')
     return host.strip("[]"), int(port)

@@ -67,7 +67,8 @@ class AgentSettings(_Section):
     tokenizer: str | None = None
     """Where its tokenizer is; none: with the model."""
     addresses: tuple[Endpoint, ...] = ()
-    """Generation services of this agent, its replicas; none: one is started on this machine."""
+    """Generation services of this agent, its replicas, or a single address; none: one is started on
+    this machine."""
     device: str | None = None
     """Where the learner holds this agent's policy; none: what `magrpo.agent_devices` says."""
     learning_rate: float | None = Field(default=None, ge=0)
@@ -88,7 +89,7 @@ class AgentSettings(_Section):
     @field_validator("addresses", mode="before")
     @classmethod
     def _one_address(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+        return (value,) if isinstance(value, str | Mapping) else value
 
     @field_validator("model", "tokenizer")
     @classmethod

@@ -17,7 +17,7 @@ from antiphon.learner.local import LocalServices
 from antiphon.learner.rollout.scoring import OnMainThread, RewardScorer, ServiceTransitions
 from antiphon.learner.rollout.size import joint_actions_per_node
 from antiphon.learner.run.setup import RunSetup
-from antiphon.learner.weights.start_wait import started
+from antiphon.learner.start_wait import started
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ async def open_judges(
 
 
 async def _reached(client: Client, config: MAGRPOConfig) -> None:
-    """Returns once a service can be called; what it says of its health is its own affair."""
+    """Returns once a service answers; what it says of its health does not keep a run from it."""
 
     async def ask() -> None:
         try:
-            await client.check_health(config.control_timeout)
+            await client.health(config.control_timeout)
         except CallError as error:
             if error.transient:
                 raise

@@ -86,6 +86,7 @@ class Assembly:
         """
         setup, config = self._setup, self._config
         connections = await self._connections()
+        judges = await self._judges()
         replicas, services, identity = await connections.open()
         await connections.check_first_prompts(setup.tasks, services, CHECK_ALL_UP_TO)
         policies = await asyncio.to_thread(policies_of, setup)
@@ -109,7 +110,6 @@ class Assembly:
         for publisher in publishers:
             self._stack.push_async_callback(publisher.close)
         served = _Served(identity, replicas, services, publishers)
-        judges = await self._judges()
         rollout = self._rollout(served, judges)
         evaluations = self._evaluations(served, judges)
         updates = self._updates(policies)
@@ -154,6 +154,7 @@ class Assembly:
         """
         setup, config = self._setup, self._config
         connections = await self._connections()
+        judges = await self._judges()
         replicas, services, identity = await connections.open()
         publishers = [
             AgentPublisher(
@@ -174,10 +175,7 @@ class Assembly:
                 group.create_task(publisher.publish())
         served = _Served(identity, replicas, services, publishers)
         connections.follow(replicas, services, publishers)
-        evaluator = self._evaluator(
-            served,
-            await self._judges(),
-        )
+        evaluator = self._evaluator(served, judges)
         assert evaluator is not None  # the trainer has an evaluation dataset
         return evaluator
 

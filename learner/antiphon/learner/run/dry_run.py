@@ -15,7 +15,6 @@ from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.generation import GenerationClient
-from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.transition import TransitionClient
 from antiphon.clients.types import FieldError, ModelInfo, RewardInfo
@@ -31,6 +30,7 @@ from antiphon.learner.record.run_folder import check_run_name, check_writable, f
 from antiphon.learner.rollout.prompt_encoding import PromptEncoder
 from antiphon.learner.rollout.size import RunSize, most_optimizer_steps, run_size
 from antiphon.learner.run.toml_run import centralized_from, evaluation_from_config
+from antiphon.learner.start_wait import ONCE
 from antiphon.learner.weights.connect import check_fit, needs_in_run
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
-
-_ONCE = RetryPolicy(attempts=1)
 
 # What a wrong setting can lead to; anything else is a defect and travels.
 _FAILURES = (
@@ -247,7 +245,7 @@ class Inspection:
     ) -> tuple[ModelInfo, str]:
         endpoint = self._config.endpoint(address)
         timeout = self._config.magrpo.control_timeout
-        async with GenerationClient(endpoint, retry=_ONCE) as client:
+        async with GenerationClient(endpoint, retry=ONCE) as client:
             await check_serves(client, timeout)
             info = await client.get_model_info(timeout)
         if model is not None:
@@ -302,7 +300,7 @@ class Inspection:
             )
 
         async def service(endpoint: Endpoint) -> str:
-            async with RewardClient(endpoint, retry=_ONCE) as client:
+            async with RewardClient(endpoint, retry=ONCE) as client:
                 await check_serves(client, magrpo.control_timeout)
                 return reward_detail(await client.get_info(magrpo.control_timeout))
 
@@ -316,7 +314,7 @@ class Inspection:
             return TransitionFunction(load_function(name), self._config.num_agents)
 
         async def service(endpoint: Endpoint) -> str:
-            async with TransitionClient(endpoint, retry=_ONCE) as client:
+            async with TransitionClient(endpoint, retry=ONCE) as client:
                 await check_serves(client, self._config.magrpo.control_timeout)
             return "serving"
 
@@ -373,15 +371,17 @@ async def check_serves(client: Client, timeout: float) -> None:
     """Ask a service's health.
 
     Raises:
-        CallError: It cannot be reached, or says that it does not serve.
-        FieldError: Another service answers there.
+        CallError: It cannot be reached.
+        FieldError: It says that it does not serve, or another service answers there.
     """
     try:
-        await client.check_health(timeout)
+        status = await client.health(timeout)
     except CallError as error:
         if error.code is not grpc.StatusCode.NOT_FOUND:
             raise
         raise FieldError(client.address, "a server without it", client.service) from error
+    if status != "SERVING":
+        raise FieldError(f"{client.service} at {client.address}", status, "SERVING; see its log")
 
 
 def reward_detail(info: RewardInfo) -> str:

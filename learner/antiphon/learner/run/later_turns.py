@@ -8,11 +8,11 @@ from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.rollout.tree import BranchStop, Node
 
 PROMPTS = 4
-"""So many prompts in a row without a second turn are told of."""
+"""So many prompts without a second turn, before any with one, are told of."""
 
 
 class LaterTurns:
-    """Watches the first prompts of a run for branches that go on.
+    """Watches the first prompts that a process trains for branches that go on.
 
     Args:
         config: Of the run.
@@ -25,15 +25,15 @@ class LaterTurns:
 
     def observe(self, roots: Iterable[Node]) -> str | None:
         """Take in trees; what the user should know, once, else None."""
-        for root in roots:
+        for root in roots if self._watching else ():
             stops = {branch.stop for branch in root.branches}
             self._watching = self._watching and stops == {BranchStop.EARLY_TERMINATION}
             self._ended += 1
             if self._watching and self._ended == PROMPTS:
                 self._watching = False
                 return (
-                    f"none of the first {PROMPTS} prompts has a second turn: their mean rewards "
-                    f"are above early_termination_threshold ({self._threshold:g}); set it to a "
-                    'reward that needs no second answer, or to "none"'
+                    f"{PROMPTS} prompts, and none had a second turn: their mean rewards are above "
+                    f"early_termination_threshold ({self._threshold:g}); unless that is meant, set "
+                    'it to a reward that needs no second answer, or to "none"'
                 )
         return None

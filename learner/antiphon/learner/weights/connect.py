@@ -12,8 +12,8 @@ from antiphon.learner.concurrency import task_group
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.policy.adapters import is_adapted
 from antiphon.learner.rollout.fit import misfit
+from antiphon.learner.start_wait import ONCE, started
 from antiphon.learner.weights.replicas import Replica, Replicas
-from antiphon.learner.weights.start_wait import started
 from antiphon.services.common.models import context_length, tokenizer_fingerprint
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ async def answering(
 async def _model_info(replica: Replica, start_timeout: float, timeout: float) -> ModelInfo:
     info = await started(
         replica.client,
-        lambda: replica.client.get_model_info(timeout),
+        lambda: replica.client.get_model_info(timeout, retry=ONCE),
         start_timeout=start_timeout,
         timeout=timeout,
     )

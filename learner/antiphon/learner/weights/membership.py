@@ -21,9 +21,9 @@ from antiphon.clients.names import UnresolvedError, is_name, resolve
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.types import FieldError
 from antiphon.learner.concurrency import log_failure
+from antiphon.learner.start_wait import POLL_SECONDS, StartWait
 from antiphon.learner.weights.publisher import AgentPublisher
 from antiphon.learner.weights.replicas import Replica, Replicas
-from antiphon.learner.weights.start_wait import POLL_SECONDS, StartWait
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from antiphon.clients.types import (
     StoredChunks,
     TensorDtype,
 )
+from antiphon.learner.start_wait import Reachable
 from antiphon.learner.weights.lease import LEASE_HELD, LeaseWait
 from antiphon.learner.weights.replica_metrics import (
     CHANGES,
@@ -33,7 +34,6 @@ from antiphon.learner.weights.replica_metrics import (
     slot,
     tell_replicas,
 )
-from antiphon.learner.weights.start_wait import Reachable
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 class GenerationCalls(Reachable, Protocol):
     """The calls of `antiphon.clients.generation.GenerationClient` that the learner makes."""
 
-    async def get_model_info(self, timeout: float) -> ModelInfo:
+    async def get_model_info(
+        self, timeout: float, *, retry: RetryPolicy | None = None
+    ) -> ModelInfo:
         """What the service runs."""
         ...
 

@@ -54,7 +54,11 @@ def load_settings(
         if path[0] not in _keys(model) and _SERVICE_LINK.search(name):
             continue
         if path[0] not in _keys(model):
-            raise FieldError(name, "an unknown variable", _nearest(path[0], _keys(model)))
+            raise FieldError(
+                name,
+                "an unknown variable",
+                _meant(path[0], _keys(model), _homes(model, path[0], "")),
+            )
         _put(tree, path, _value(value), name)
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -126,8 +130,7 @@ def _check_unknown(
     for key, value in mapping.items():
         path = f"{field}.{key}" if field else str(key)
         if key not in keys:
-            homes = " or ".join(map(repr, homes_of(str(key))))
-            raise FieldError(path, "an unknown key", homes or _nearest(str(key), keys))
+            raise FieldError(path, "an unknown key", _meant(str(key), keys, homes_of(str(key))))
         for inner in _models(keys[key]):
             for place, entry in _mappings(value, path):
                 _check_unknown(inner, entry, place, homes_of)
@@ -139,6 +142,8 @@ def _homes(model: type[BaseModel], key: str, place: str) -> Iterator[str]:
     if key in keys:
         yield f"{place}{key}"
     for name, annotation in keys.items():
+        if get_origin(annotation) in (dict, Mapping):
+            continue  # Its keys are anybody's guess.
         entry = ".0" if _is_list(annotation) else ""
         for inner in _models(annotation):
             yield from _homes(inner, key, f"{place}{name}{entry}.")
@@ -202,8 +207,12 @@ def _mappings(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _mappings(entry, f"{path}.{index}")
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+def _meant(key: str, known: Mapping[str, Any], homes: Iterator[str]) -> str:
+    """The known key that a misspelt or misplaced one stands for, in words."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+    if not near and (shallow := sorted(homes, key=lambda home: home.count("."))[:3]):
+        return " or ".join(map(repr, shallow))
+    near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if near:
         return f"{near[0]!r}, the nearest known key"
     return f"one of {', '.join(sorted(known))}"

@@ -56,8 +56,9 @@ def test_a_run_is_read_from_toml(tmp_path: Path) -> None:
 
 
 def test_one_address_needs_no_list(tmp_path: Path) -> None:
-    config = _load(tmp_path, RUN, "agents.1.addresses=gpu:50051")
-    assert [endpoint.address for endpoint in config.agents[1].addresses] == ["gpu:50051"]
+    for given in ("gpu:50051", '{address = "gpu:50051"}'):
+        config = _load(tmp_path, RUN, f"agents.1.addresses={given}")
+        assert [endpoint.address for endpoint in config.agents[1].addresses] == ["gpu:50051"]
 
 
 def test_an_agent_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
@@ -99,6 +100,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         ("server.prot=1", "server.prot", "port"),
         ("num_generations=8", "num_generations", "magrpo.num_generations"),
         ("addresses=x", "addresses", "agents.0.addresses"),
+        ("agents.0.address=x", "agents.0.address", "'addresses', the nearest known key"),
+        ("name=x", "name", "'run.name'"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(

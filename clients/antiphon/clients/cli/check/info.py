@@ -17,8 +17,8 @@ async def check_info(probe: Probe) -> tuple[list[Finding], RewardInfo | None]:
     reached = await _reach(probe)
     if not reached.passed:
         return [reached], None
-    if not (offered := await _offered(probe)).passed:
-        return [reached, offered], None
+    if (absent := await _absent(probe)) is not None:
+        return [reached, absent], None
     if probe.subject.service != "antiphon.v1.RewardService":
         return [reached], RewardInfo(name="")
     answer = await probe.call(
@@ -50,17 +50,18 @@ def _info_finding(name: str, info: RewardInfo, wanted: str) -> Finding:
     return Finding(name, True, f"{info.name!r}, {limits}", wanted)
 
 
-async def _offered(probe: Probe) -> Finding:
-    """Whether the server has the method that is checked."""
+async def _absent(probe: Probe) -> Finding | None:
+    """That the server lacks the method that is checked; None where it has it."""
     subject = probe.subject
     error = (await probe.call(b"")).error
-    absent = error is not None and error.code is grpc.StatusCode.UNIMPLEMENTED
+    if error is None or error.code is not grpc.StatusCode.UNIMPLEMENTED:
+        return None
     return Finding(
         "service",
-        not absent,
-        f"a gRPC server without {subject.rpc}" if absent else subject.service,
+        False,
+        f"a gRPC server without {subject.rpc}",
         f"{subject.service}/{subject.rpc}",
-        "compare the address: another service answers there",
+        f"implement {subject.rpc}, or compare the address: another service may answer there",
     )
 
 

@@ -10,12 +10,16 @@ from typing import Protocol, TypeVar
 
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError
-from antiphon.clients.reach import Verdict, reach
+from antiphon.clients.reach import first_fault
+from antiphon.clients.retry import RetryPolicy
+from antiphon.clients.waiting import progressed
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+ONCE = RetryPolicy(attempts=1)
+"""For calls that are made again here."""
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 0.5
 
@@ -47,14 +51,19 @@ class StartWait:
         self._told = False
 
     @property
+    def seconds(self) -> float:
+        """How long it has been waited for."""
+        return time.monotonic() - self._began
+
+    @property
     def over(self) -> bool:
-        """Whether it has been waited for long enough."""
-        return time.monotonic() - self._began > self._longest
+        """Whether that is long enough."""
+        return self.seconds > self._longest
 
     @property
     def due(self) -> bool:
         """Whether it is time to tell."""
-        return not self._told and time.monotonic() - self._began >= QUIET_SECONDS
+        return not self._told and self.seconds >= QUIET_SECONDS
 
     def tell(self, why: str) -> None:
         """It is not there yet; why not."""
@@ -80,30 +89,39 @@ async def started(
         CallError: It has not answered in time, with what is wrong and what to do about it; or it
             refused.
     """
-    absence = StartWait(start_timeout)
+    absence, last_why = StartWait(start_timeout), ""
     while True:
         try:
             return await ask()
         except CallError as error:
             if not error.transient:
                 raise
-            if absence.over:
-                raise CallError(
-                    error.code,
-                    f"{await _why(client, error, timeout)}; waited {start_timeout:g} s for it "
-                    "(start_timeout)",
-                    address=error.address,
-                    rpc=error.rpc,
-                    reason=error.reason,
-                ) from error
-            if absence.due:
-                absence.tell(f"{client.endpoint.address}: {await _why(client, error, timeout)}")
+            if last_why:
+                raise _gone(error, last_why, absence.seconds) from error
+            if absence.over or absence.due:
+                why = await _why(client, error, timeout)
+                absence.tell(f"{client.endpoint.address}: {why}")
+                if absence.over:
+                    last_why = why
+                    continue  # It may have started while that was found out.
+            progressed()  # As long as `start_timeout` allows it, waiting is no standstill.
             await asyncio.sleep(POLL_SECONDS)
 
 
 async def _why(client: Reachable, error: CallError, timeout: float) -> str:
     """What is wrong with an address, and what to do about it."""
-    for remark in await reach(client.endpoint, client.service, timeout=timeout):
-        if remark.verdict is Verdict.FAULT:
-            return f"{remark.what}: {remark.detail}; {remark.advice}"
-    return error.summary
+    fault = await first_fault(client.endpoint, client.service, timeout=timeout)
+    return error.summary if fault is None else f"{fault.what}: {fault.detail}; {fault.advice}"
+
+
+def _gone(error: CallError, why: str, seconds: float) -> CallError:
+    told = "" if error.message in why else f"{error.message}; "
+    return CallError(
+        error.code,
+        f"{told}{why}; waited {seconds:.0f} s for it (start_timeout)",
+        address=error.address,
+        rpc=error.rpc,
+        reason=error.reason,
+        metadata=error.metadata,
+        violations=error.violations,
+    )
