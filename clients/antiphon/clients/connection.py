@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,6 +20,8 @@ from antiphon.clients.types import FieldError
 from antiphon.clients.waiting import waiting_for
 
 T = TypeVar("T")
+
+NOT_LET_IN = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class Client:
@@ -76,6 +78,33 @@ class Client:
                 return "SERVING"
             raise self._error(error, "Check") from error
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    async def _check(
+        self, harmless: Callable[[], Awaitable[Any]], timeout: float, *, needed: bool = False
+    ) -> None:
+        """Find out whether the service can be called at all.
+
+        Its health may say what it likes; `harmless` makes a call of it that changes nothing, of a
+        method that every such service has where it is `needed`.
+
+        Raises:
+            CallError: It cannot be reached, is still starting, or does not let the caller in.
+            FieldError: Another service answers there.
+        """
+        known = True
+        try:
+            await self.health(timeout)
+        except CallError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND and error.code not in NOT_LET_IN:
+                raise
+            known = error.code is not grpc.StatusCode.NOT_FOUND
+        try:
+            await harmless()
+        except CallError as error:
+            if error.transient or error.code in NOT_LET_IN:
+                raise
+            if error.code is grpc.StatusCode.UNIMPLEMENTED and (needed or not known):
+                raise FieldError(self.address, "another service", self._service) from error
 
     async def watch_health(self) -> AsyncGenerator[bool, None]:
         """Yield whether the service serves, now and whenever that changes.

@@ -59,15 +59,39 @@ class RewardClient(Client):
         self._stub = RewardServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._limits: asyncio.Future[tuple[RewardInfo, asyncio.Semaphore]] | None = None
 
-    async def get_info(self, timeout: float) -> RewardInfo:
-        """Ask what the service is and how it wants to be called."""
-        return await self._call(
-            self._stub.GetRewardInfo,
-            pb.GetRewardInfoRequest(),
-            reward_info_from_proto,
-            rpc="GetRewardInfo",
-            timeout=timeout,
+    async def check(self, timeout: float) -> None:
+        """Find out, by calls that change nothing, whether the service can be called.
+
+        Args:
+            timeout: Seconds that each call may take; none is made again.
+
+        Raises:
+            CallError: It cannot be reached, is still starting, or does not let the caller in.
+            FieldError: Another service answers there.
+        """
+        request = pb.GetRewardInfoRequest()
+        await self._check(
+            lambda: self._once(self._stub.GetRewardInfo, "GetRewardInfo", request, timeout), timeout
         )
+
+    async def get_info(self, timeout: float) -> RewardInfo:
+        """Ask what the service is and how it wants to be called; its address where it says nothing.
+
+        Raises:
+            CallError: It does not answer.
+        """
+        try:
+            return await self._call(
+                self._stub.GetRewardInfo,
+                pb.GetRewardInfoRequest(),
+                reward_info_from_proto,
+                rpc="GetRewardInfo",
+                timeout=timeout,
+            )
+        except CallError as error:
+            if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            return RewardInfo(name=self.address)
 
     async def score(
         self,
@@ -166,12 +190,7 @@ class RewardClient(Client):
         return await asyncio.shield(self._limits)
 
     async def _ask_limits(self, timeout: float) -> tuple[RewardInfo, asyncio.Semaphore]:
-        try:
-            info = await self.get_info(timeout)
-        except CallError as error:
-            if error.code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            info = RewardInfo(name=self.address)
+        info = await self.get_info(timeout)
         return info, asyncio.Semaphore(info.max_concurrent_calls or CALLS_AT_ONCE)
 
 

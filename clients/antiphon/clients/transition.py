@@ -43,6 +43,22 @@ class TransitionClient(Client):
         self._stub = TransitionServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._calls = asyncio.Semaphore(CALLS_AT_ONCE)
 
+    async def check(self, timeout: float) -> None:
+        """Find out, by calls that change nothing, whether the service can be called.
+
+        Args:
+            timeout: Seconds that each call may take; none is made again.
+
+        Raises:
+            CallError: It cannot be reached, is still starting, or does not let the caller in.
+            FieldError: Another service answers there.
+        """
+
+        async def nothing() -> None:
+            await self._once(self._stub.Transition, "Transition", pb.TransitionRequest(), timeout)
+
+        await self._check(nothing, timeout, needed=True)
+
     async def transition(
         self,
         run_id: str,

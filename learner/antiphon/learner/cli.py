@@ -14,6 +14,7 @@ from antiphon.learner.distributed.environment import in_job
 from antiphon.learner.run.children import ChildError
 from antiphon.learner.run.nursery import warm_up
 from antiphon.learner.run.watchdog import NoProgressError
+from antiphon.learner.weights.replicas import RunSupersededError, ServiceTakenError
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.logs import configure_logging
 from antiphon.services.common.settings import asked_for
@@ -112,7 +113,7 @@ def train(
             train_from_config(config, resume=resume, command=command)
     except KeyboardInterrupt as error:
         raise typer.Exit(130) from error
-    except (ChildError, NoProgressError) as error:
+    except (ChildError, NoProgressError, RunSupersededError, ServiceTakenError) as error:
         typer.echo(f"antiphon: {error}", err=True)
         raise typer.Exit(1) from error
     except (StartError, UserFunctionError) as error:

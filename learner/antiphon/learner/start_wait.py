@@ -89,36 +89,40 @@ async def started(
         CallError: It has not answered in time, with what is wrong and what to do about it; or it
             refused.
     """
-    absence, last_why = StartWait(start_timeout), ""
+    absence, why, last = StartWait(start_timeout), "", False
     while True:
         try:
             return await ask()
         except CallError as error:
             if not error.transient:
                 raise
-            if last_why:
-                raise _gone(error, last_why, absence.seconds) from error
+            if last:
+                waited = f"waited {absence.seconds:.0f} s for it (start_timeout)"
+                raise _with(error, why, waited) from error
             if absence.over or absence.due:
-                why = await _why(client, error, timeout)
-                absence.tell(f"{client.endpoint.address}: {why}")
+                why = await _why(client, timeout)
+                absence.tell(f"{client.endpoint.address}: {why or error.summary}")
                 if absence.over:
-                    last_why = why
+                    last = True
                     continue  # It may have started while that was found out.
             progressed()  # As long as `start_timeout` allows it, waiting is no standstill.
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def _why(client: Reachable, error: CallError, timeout: float) -> str:
-    """What is wrong with an address, and what to do about it."""
+async def explained(client: Reachable, error: CallError, timeout: float) -> CallError:
+    """A failed call with what is wrong with the address, and what to do about it."""
+    return _with(error, await _why(client, timeout))
+
+
+async def _why(client: Reachable, timeout: float) -> str:
     fault = await first_fault(client.endpoint, client.service, timeout=timeout)
-    return error.summary if fault is None else f"{fault.what}: {fault.detail}; {fault.advice}"
+    return "" if fault is None else f"{fault.detail}; {fault.advice}"
 
 
-def _gone(error: CallError, why: str, seconds: float) -> CallError:
-    told = "" if error.message in why else f"{error.message}; "
+def _with(error: CallError, *told: str) -> CallError:
     return CallError(
         error.code,
-        f"{told}{why}; waited {seconds:.0f} s for it (start_timeout)",
+        "; ".join(filter(None, (*told, error.message))),
         address=error.address,
         rpc=error.rpc,
         reason=error.reason,

@@ -101,7 +101,7 @@ def test_the_first_signal_ends_the_run_in_order_and_its_children_with_it(
     ended = script.wait(timeout=30)
     # An uncaught KeyboardInterrupt ends Python by SIGINT itself.
     assert ended in ((code, -signal.SIGINT) if number is signal.SIGINT else (code,)), script.log
-    assert f"{number.name}: the run ends in order, an update under way" in script.log
+    assert f"{number.name}: the run ends in order; a second one ends it at once" in script.log
     assert f"ended by {name} handlers restored True" in script.log
     assert summary(tmp_path)["state"] == "stopped"
     folder = tmp_path / "runs" / "the-run"

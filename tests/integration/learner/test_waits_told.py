@@ -6,8 +6,14 @@ import asyncio
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from tests.integration.clients.judges import Judge
 from tests.integration.clients.servers import serving
 
@@ -17,6 +23,8 @@ from antiphon.clients.generation import GenerationClient
 from antiphon.clients.names import UnresolvedError
 from antiphon.clients.retry import RetryPolicy
 from antiphon.clients.reward import RewardClient
+from antiphon.clients.transition import TransitionClient
+from antiphon.clients.types import FieldError
 from antiphon.learner import start_wait
 from antiphon.learner.start_wait import started
 from antiphon.learner.weights.connect import model_infos
@@ -71,3 +79,61 @@ async def test_a_name_that_nobody_is_behind_yet(caplog: pytest.LogCaptureFixture
         await resolve_all([name], timeout=5, start_timeout=0.7)
     (told,) = [record.getMessage() for record in caplog.records if "waiting" in record.msg]
     assert "dns:///nobody.invalid:50051" in told
+
+
+@pytest.mark.parametrize("client_type", [RewardClient, TransitionClient])
+async def test_a_judge_that_is_another_service_or_lets_nobody_in_is_refused_at_once(
+    client_type: type[RewardClient | TransitionClient],
+) -> None:
+    other = TransitionClient if client_type is RewardClient else RewardClient
+    health = HealthServicer()
+    health.set("antiphon.v1.Other", HealthCheckResponse.SERVING)
+
+    def another(server: grpc.aio.Server) -> None:
+        add_HealthServicer_to_server(health, server)
+
+    async with serving(another) as address, client_type(address) as client:
+        with pytest.raises(FieldError, match=r"got another service, wanted antiphon\.v1"):
+            await client.check(5)
+        async with other(address) as too, asyncio.timeout(20):
+            with pytest.raises(FieldError):
+                await started(too, lambda: too.check(5), start_timeout=60, timeout=5)
+
+
+@pytest.mark.parametrize("client_type", [RewardClient, TransitionClient])
+@pytest.mark.parametrize(
+    ("code", "refused", "waited_for"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, True, False),
+        (grpc.StatusCode.PERMISSION_DENIED, True, False),
+        (grpc.StatusCode.UNAVAILABLE, True, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, False, False),
+    ],
+)
+async def test_what_a_judge_says_to_a_call_of_nothing(
+    client_type: type[RewardClient | TransitionClient],
+    code: grpc.StatusCode,
+    refused: bool,
+    waited_for: bool,
+) -> None:
+    """A service without health that is still starting is waited for too."""
+
+    async def end(_: bytes, context: Any) -> None:
+        await context.abort(code, "scripted")
+
+    def register(server: grpc.aio.Server) -> None:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(end)
+            for name in ("GetRewardInfo", "Transition")
+        }
+        for service in ("antiphon.v1.RewardService", "antiphon.v1.TransitionService"):
+            handlers = grpc.method_handlers_generic_handler(service, methods)
+            server.add_generic_rpc_handlers((handlers,))
+
+    async with serving(register) as address, client_type(address) as client:
+        if not refused:
+            await client.check(5)
+            return
+        with pytest.raises(CallError, match="scripted") as raised:
+            await client.check(5)
+        assert (raised.value.code, raised.value.transient) == (code, waited_for)

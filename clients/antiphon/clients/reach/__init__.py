@@ -45,7 +45,7 @@ async def first_fault(endpoint: Endpoint, service: str, *, timeout: float) -> Re
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
-            steps = _steps(endpoint, service, timeout, 0, speed=False)
+            steps = _steps(endpoint, service, timeout / 4, 0, speed=False)
             async with contextlib.aclosing(steps):
                 async for remark in steps:
                     if remark.verdict is Verdict.FAULT:

@@ -29,6 +29,10 @@ _HARMLESS = {
 }
 
 
+_NEEDED = ("GetModelInfo", "Transition")
+"""A reward service need not offer the one that it is asked."""
+
+
 async def health(
     channel: grpc.aio.Channel, endpoint: Endpoint, service: str, timeout: float
 ) -> Remark:
@@ -87,6 +91,12 @@ async def identity(
         )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         raise FaultError("calls", f"{code.name}: {await call.details()}", "read the service's log")
+    if code is grpc.StatusCode.UNIMPLEMENTED and _HARMLESS[service] in _NEEDED:
+        raise FaultError(
+            "calls",
+            f"a gRPC server without {service}",
+            "compare the address: another service answers there",
+        )
     told = {str(key): str(value) for key, value in await call.initial_metadata() or ()}
     remarks = [
         Remark("token", Verdict.OK, "let in" if endpoint.token_file else "none is asked for")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
-from antiphon.clients.errors import CallError
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.transition import TransitionClient
 from antiphon.learner.config.magrpo import MAGRPOConfig
@@ -47,7 +46,8 @@ async def open_judges(
         stack: Closes the clients at the end.
 
     Raises:
-        CallError: A service that is given has not answered within `start_timeout`.
+        CallError: A service that is given has not answered within `start_timeout`, or refuses.
+        FieldError: Another service answers there.
     """
     config = setup.config
     reward = RewardClient(await local.reward(), retry=config.retry)
@@ -80,17 +80,11 @@ async def open_judges(
     return Judges(scorer, transitioner)
 
 
-async def _reached(client: Client, config: MAGRPOConfig) -> None:
-    """Returns once a service answers; what it says of its health does not keep a run from it."""
-
-    async def ask() -> None:
-        try:
-            await client.health(config.control_timeout)
-        except CallError as error:
-            if error.transient:
-                raise
-
-    await started(client, ask, start_timeout=config.start_timeout, timeout=config.control_timeout)
+async def _reached(client: RewardClient | TransitionClient, config: MAGRPOConfig) -> None:
+    """Returns once a service can be called; its health may say what it likes."""
+    timeout = config.control_timeout
+    check = partial(client.check, timeout)
+    await started(client, check, start_timeout=config.start_timeout, timeout=timeout)
 
 
 def _deadline(

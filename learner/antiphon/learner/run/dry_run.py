@@ -15,6 +15,7 @@ from antiphon.clients.connection import Client
 from antiphon.clients.endpoint import Endpoint
 from antiphon.clients.errors import CallError, ContractError
 from antiphon.clients.generation import GenerationClient
+from antiphon.clients.names import UnresolvedError, resolve
 from antiphon.clients.reward import RewardClient
 from antiphon.clients.transition import TransitionClient
 from antiphon.clients.types import FieldError, ModelInfo, RewardInfo
@@ -30,7 +31,7 @@ from antiphon.learner.record.run_folder import check_run_name, check_writable, f
 from antiphon.learner.rollout.prompt_encoding import PromptEncoder
 from antiphon.learner.rollout.size import RunSize, most_optimizer_steps, run_size
 from antiphon.learner.run.toml_run import centralized_from, evaluation_from_config
-from antiphon.learner.start_wait import ONCE
+from antiphon.learner.start_wait import ONCE, explained
 from antiphon.learner.weights.connect import check_fit, needs_in_run
 from antiphon.services.common.errors import StartError, UserFunctionError
 from antiphon.services.common.models import (
@@ -225,32 +226,36 @@ class Inspection:
                 self._findings.append(
                     Finding(f"agents[{number}]", True, "a generation service is started here")
                 )
-            for address in agent.addresses:
-
-                async def look(
-                    number: int = number,
-                    address: Endpoint = address,
-                    model: Architecture | None = model,
-                ) -> tuple[ModelInfo, str]:
-                    return await self._model_info(number, address, model)
-
-                info = await self._look(f"agents[{number}] at {address.address}", look)
+            for endpoint in await self._behind(number, agent.addresses):
+                ask = partial(self._model_info, number, endpoint, model)
+                info = await self._look(f"agents[{number}] at {endpoint.address}", ask)
                 if info is not None:
                     least = least.within(info)
             limits.append(least)
         return limits
 
+    async def _behind(self, number: int, addresses: Sequence[Endpoint]) -> list[Endpoint]:
+        """The services behind addresses and names."""
+        found: list[Endpoint] = []
+        for address in addresses:
+            endpoint = self._config.endpoint(address)
+            try:
+                found += await resolve(endpoint, timeout=self._config.magrpo.control_timeout)
+            except (UnresolvedError, ValueError) as error:
+                where = f"agents[{number}] at {address.address}"
+                self._findings.append(Finding(where, False, str(error)))
+        return found
+
     async def _model_info(
-        self, number: int, address: Endpoint, model: Architecture | None
+        self, number: int, endpoint: Endpoint, model: Architecture | None
     ) -> tuple[ModelInfo, str]:
-        endpoint = self._config.endpoint(address)
         timeout = self._config.magrpo.control_timeout
         async with GenerationClient(endpoint, retry=ONCE) as client:
             await check_serves(client, timeout)
             info = await client.get_model_info(timeout)
         if model is not None:
             needs = needs_in_run(self._config.training, number, model.model, model.tokenizer)
-            check_fit(info, needs, address.address)
+            check_fit(info, needs, endpoint.address)
         prompts = f", prompts of at most {info.longest_prompt}" if info.max_prompt_tokens else ""
         return info, (
             f"serving {info.model} with engine {info.engine}, vocabulary {info.vocabulary_size}, "
@@ -302,6 +307,7 @@ class Inspection:
         async def service(endpoint: Endpoint) -> str:
             async with RewardClient(endpoint, retry=ONCE) as client:
                 await check_serves(client, magrpo.control_timeout)
+                await client.check(magrpo.control_timeout)
                 return reward_detail(await client.get_info(magrpo.control_timeout))
 
         await self._function("reward", reward, function, service)
@@ -316,6 +322,7 @@ class Inspection:
         async def service(endpoint: Endpoint) -> str:
             async with TransitionClient(endpoint, retry=ONCE) as client:
                 await check_serves(client, self._config.magrpo.control_timeout)
+                await client.check(self._config.magrpo.control_timeout)
             return "serving"
 
         settings = self._config.transition
@@ -371,15 +378,15 @@ async def check_serves(client: Client, timeout: float) -> None:
     """Ask a service's health.
 
     Raises:
-        CallError: It cannot be reached.
+        CallError: It cannot be reached, and what to do about it.
         FieldError: It says that it does not serve, or another service answers there.
     """
     try:
         status = await client.health(timeout)
     except CallError as error:
-        if error.code is not grpc.StatusCode.NOT_FOUND:
-            raise
-        raise FieldError(client.address, "a server without it", client.service) from error
+        if error.code is grpc.StatusCode.NOT_FOUND:
+            raise FieldError(client.address, "a server without it", client.service) from error
+        raise await explained(client, error, timeout) from error
     if status != "SERVING":
         raise FieldError(f"{client.service} at {client.address}", status, "SERVING; see its log")
 

@@ -12,15 +12,16 @@ PROMPTS = 4
 
 
 class LaterTurns:
-    """Watches the first prompts that a process trains for branches that go on.
+    """Watches the first prompts of a run for branches that go on.
 
     Args:
         config: Of the run.
+        resumed: Whether this process goes on with a run, whose first prompts it has not seen.
     """
 
-    def __init__(self, config: MAGRPOConfig) -> None:
+    def __init__(self, config: MAGRPOConfig, *, resumed: bool = False) -> None:
         self._threshold = config.early_termination_threshold
-        self._watching = config.num_turns > 1
+        self._watching = config.num_turns > 1 and not resumed
         self._ended = 0
 
     def observe(self, roots: Iterable[Node]) -> str | None:

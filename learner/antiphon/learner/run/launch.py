@@ -141,9 +141,10 @@ class _Launch:
 
         def stop(signal: str) -> None:
             control.stop(signal)
+            updating = self._record.snapshot().stage == "update"
+            first = " once the update under way is done" if updating else ""
             self._status.note(
-                f"{signal}: the run ends in order, an update under way is finished first; a second "
-                "one ends it at once"
+                f"{signal}: the run ends in order{first}; a second one ends it at once"
             )
 
         signals.connect(stop)

@@ -10,7 +10,7 @@ from itertools import chain
 from antiphon.clients import tracing
 from antiphon.clients.types import RunState
 from antiphon.learner.arithmetic.samples import TrainingSample, training_samples
-from antiphon.learner.checkpoints.checkpoints import Checkpoints
+from antiphon.learner.checkpoints.checkpoints import Checkpoints, Cursor
 from antiphon.learner.concurrency import task_group
 from antiphon.learner.config.magrpo import MAGRPOConfig
 from antiphon.learner.control.control import RunControl, StoppedError
@@ -84,7 +84,7 @@ class TrainingRun:
         self._checkpoints = checkpoints
         self._clock = clock
         self._on_main_thread = on_main_thread
-        self._later_turns = LaterTurns(config)
+        self._later_turns = LaterTurns(config, resumed=checkpoints.cursor != Cursor())
 
     async def train(self) -> None:
         """Train every epoch, or until a limit is reached.

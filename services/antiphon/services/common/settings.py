@@ -54,11 +54,7 @@ def load_settings(
         if path[0] not in _keys(model) and _SERVICE_LINK.search(name):
             continue
         if path[0] not in _keys(model):
-            raise FieldError(
-                name,
-                "an unknown variable",
-                _meant(path[0], _keys(model), _homes(model, path[0], "")),
-            )
+            raise FieldError(name, "an unknown variable", _variable_meant(model, prefix, path))
         _put(tree, path, _value(value), name)
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -130,7 +126,8 @@ def _check_unknown(
     for key, value in mapping.items():
         path = f"{field}.{key}" if field else str(key)
         if key not in keys:
-            raise FieldError(path, "an unknown key", _meant(str(key), keys, homes_of(str(key))))
+            meant = _meant(str(key), keys, homes_of(str(key)), path.partition(".")[0])
+            raise FieldError(path, "an unknown key", meant)
         for inner in _models(keys[key]):
             for place, entry in _mappings(value, path):
                 _check_unknown(inner, entry, place, homes_of)
@@ -207,11 +204,31 @@ def _mappings(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _mappings(entry, f"{path}.{index}")
 
 
-def _meant(key: str, known: Mapping[str, Any], homes: Iterator[str]) -> str:
-    """The known key that a misspelt or misplaced one stands for, in words."""
+def _variable_meant(model: type[BaseModel], prefix: str, path: Sequence[str]) -> str:
+    """The variable that an unknown one stands for, in words."""
+    key, joined = path[-1], "_".join(path)
+    found = [home for home in _homes(model, key, "") if "." in home]
+    for section, annotation in _keys(model).items():
+        for inner in _models(annotation):
+            own = joined.removeprefix(f"{section}_")
+            if own != joined and own in _keys(inner) and not _is_list(annotation):
+                found = [f"{section}.{own}"]
+    if found:
+        variables = (f"{prefix}{home.upper().replace('.', '__')}" for home in found[:3])
+        return " or ".join(variables)
+    return _meant(path[0], _keys(model), iter(()), "")
+
+
+def _meant(key: str, known: Mapping[str, Any], homes: Iterator[str], section: str) -> str:
+    """The known key that a misspelt or misplaced one stands for, in words.
+
+    Where it would belong to several places, those in the section where it stands are meant.
+    """
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
-    if not near and (shallow := sorted(homes, key=lambda home: home.count("."))[:3]):
-        return " or ".join(map(repr, shallow))
+    near = near or [name for name in known if name.endswith(f"_{key}")][:1]
+    if not near and (found := sorted(homes, key=lambda home: home.count("."))):
+        own = [home for home in found if home.startswith(f"{section}.")]
+        return " or ".join(map(repr, (own or found)[:3]))
     near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if near:
         return f"{near[0]!r}, the nearest known key"

@@ -102,6 +102,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
         ("addresses=x", "addresses", "agents.0.addresses"),
         ("agents.0.address=x", "agents.0.address", "'addresses', the nearest known key"),
         ("name=x", "name", "'run.name'"),
+        ("magrpo.learning_rate=1", "magrpo.learning_rate", "'agent_learning_rate'"),
+        ("reward.token_file=x", "reward.token_file", "wanted 'reward.address.token_file'"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(
@@ -109,6 +111,22 @@ def test_an_unknown_key_is_refused_with_the_nearest(
 ) -> None:
     with pytest.raises(FieldError, match=rf"{key}.*{nearest}"):
         _load(tmp_path, RUN, override)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ANTIPHON_MAGRPO_NUM_TURNS", "ANTIPHON_MAGRPO__NUM_TURNS"),
+        ("ANTIPHON_REWARD_ADDRESS", "ANTIPHON_REWARD__ADDRESS"),
+        ("ANTIPHON_NUM_TURNS", "ANTIPHON_MAGRPO__NUM_TURNS"),
+        ("ANTIPHON_MAGPRO__SEED", "ANTIPHON_MAGRPO__SEED"),
+    ],
+)
+def test_an_unknown_variable_is_told_the_one_that_is_meant(
+    tmp_path: Path, variable: str, meant: str
+) -> None:
+    with pytest.raises(FieldError, match=f"{variable}: got an unknown variable, wanted .*{meant}"):
+        _load(tmp_path, RUN, **{variable: "1"})
 
 
 def test_three_agents_and_the_default_of_two_make_three(tmp_path: Path) -> None:

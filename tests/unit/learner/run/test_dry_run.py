@@ -168,9 +168,34 @@ async def test_an_address_without_a_server_is_named_and_the_rest_is_looked_at(
     config = _config(model, agents=[{"model": str(model), "addresses": ["127.0.0.1:1"]}])
     found = await Inspection(config).run()
     assert not found.ok
-    assert "127.0.0.1:1" in _of(found, "agents[0] at").detail
+    detail = _of(found, "agents[0] at").detail
+    assert "127.0.0.1:1" in detail
+    assert "nothing listens there: start the service" in detail
     assert _of(found, "reward").ok
     assert _of(found, "prompts of agent 0").ok
+
+
+async def test_services_that_a_file_lists_are_looked_at_each(
+    model: Path, address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "listed.txt").write_text(f"{address}\n127.0.0.1:1\n")
+    agent = {"model": str(model), "addresses": [f"file://{tmp_path}/listed.txt"]}
+    found = await Inspection(_config(model, agents=[agent])).run()
+    assert _of(found, f"agents[0] at {address}").ok
+    assert not _of(found, "agents[0] at 127.0.0.1:1").ok
+    agent["addresses"] = ["file:///no/such/list.txt"]
+    found = await Inspection(_config(model, agents=[agent])).run()
+    assert not _of(found, "agents[0] at file:///no/such/list.txt").ok
+
+
+async def test_a_server_without_health_and_without_the_service_is_found(model: Path) -> None:
+    server = grpc.aio.server()
+    nothing = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    magrpo = {"num_turns": 2, "max_new_tokens": 8}
+    found = await Inspection(_config(model, magrpo=magrpo, transition={"address": nothing})).run()
+    assert "another service" in _of(found, "transition").detail
+    await server.stop(None)
 
 
 async def test_a_service_that_does_not_serve_is_found(model: Path, address: str) -> None:

@@ -38,5 +38,9 @@ def test_a_branch_that_goes_on_or_ends_otherwise_is_no_reason_to_speak() -> None
         assert later.observe([ENDED] * 8) is None
 
 
+def test_a_resumed_run_says_nothing_of_prompts_that_it_has_not_seen() -> None:
+    assert LaterTurns(MAGRPOConfig(num_turns=2), resumed=True).observe([ENDED] * 8) is None
+
+
 def test_runs_of_one_turn_say_nothing() -> None:
     assert LaterTurns(MAGRPOConfig(num_turns=1)).observe([ENDED] * 8) is None
